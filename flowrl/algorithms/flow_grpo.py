@@ -1,0 +1,49 @@
+"""Flow-GRPO (2505.05470): policy gradient over the stochastic steps of the sampler, with a clipped ratio.
+
+    rho = exp(s (log p(x' | x) - log p_old(x' | x))),    L = max(-A rho, -A clip(rho, 1 - c, 1 + c))
+
+Log-probs are means over the latent's elements, and so is c; s is `logp_scale`. Flow-GRPO-Fast, MixGRPO, DanceGRPO,
+Flow-CPS and trees are settings of the sampler. GRPO-Guard (2510.22319) centres the log-ratio and evens out the steps:
+
+    rho = exp(b (log p - log p_old + mean_D (m - m_old)^2 / 2 b^2)),    L / |dt|,    b = std of the step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from flowrl import flow
+from flowrl.algorithms._points import ReverseProcess, replay
+from flowrl.algorithms._surrogates import PPO
+from flowrl.types import Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowGRPO(ReverseProcess):
+    surrogate: PPO = field(default_factory=PPO)
+    logp_scale: float = 1.0
+    guard: bool = False
+
+    @property
+    def keep_v(self) -> bool:
+        return self.guard
+
+    def loss(self, p: Point) -> Tensor:
+        if self.guard:
+            dt = (p.t - p.step["t_next"])[p.item]
+            return self.surrogate(self.log_ratio(p), p.adv) / dt
+        return self.surrogate(self.log_ratio(p), p.adv)
+
+    def log_ratio(self, p: Point) -> Tensor:
+        """[I] the scaled log-ratio of the stored edges; exactly 0 before the first update."""
+        mean, std, logp = replay(p, p.v)
+        if not self.guard:
+            return self.logp_scale * (logp - p.items["logp"])
+        mean_old, _, _ = replay(p, p.v_old)
+        return self.logp_scale * std * (logp - p.items["logp"] + flow.mean_sq(mean - mean_old) / (2 * std.square()))
+
+    def metrics(self, p: Point) -> dict[str, Tensor]:
+        log_ratio = self.log_ratio(p)
+        return {"ratio": log_ratio.exp(), "clip_frac": (log_ratio.exp() - 1).abs().gt(self.surrogate.clip).float()}

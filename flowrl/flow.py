@@ -1,0 +1,137 @@
+"""The mathematics of the path: where a point lies between data and noise, and how one step moves it.
+
+    x_t = (1 - t) x0 + t eps,    v = eps - x0,    t = 1 is noise
+
+Every kernel is the Euler step of the flow, a pull along the predicted noise, and fresh noise:
+
+    x' ~ N(mean, std^2),    mean = x + (t' - t) v + pull eps_hat,    eps_hat = x + (1 - t) v
+
+so eta = 0 is the ODE bit for bit. A kernel is its pull and its std. Elements are in float32, or in float64 where the
+caller's are; the B numbers that steer a step are always worked out in float64, since 1 - t cancels near noise.
+
+Shape letters: B rows of a batch, *L one packed latent.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KernelName = Literal["ode", "flow_sde", "dance", "cps", "precise"]
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or as it is where it is float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def like(values: Tensor, x: Tensor) -> Tensor:
+    """values [B] as [B, 1, ...], ready to be multiplied with x [B, *L] in x's dtype, float32 at least."""
+    return values.to(torch.promote_types(x.dtype, torch.float32)).view(-1, *[1] * (x.ndim - 1))
+
+
+def mean_sq(x: Tensor) -> Tensor:
+    """[B] mean of x^2 over the elements of a row."""
+    return wide(x).square().flatten(1).mean(1)
+
+
+def interpolate(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+    """x_t = (1 - t) x0 + t eps, [B, *L]."""
+    return like(1 - t, x0) * x0 + like(t, eps) * eps
+
+
+def clean(x: Tensor, v: Tensor, t: Tensor) -> Tensor:
+    """x0_hat = x - t v, [B, *L]: the data that velocity v predicts at x."""
+    return x - like(t, x) * v
+
+
+def noise(x: Tensor, v: Tensor, t: Tensor) -> Tensor:
+    """eps_hat = x + (1 - t) v, [B, *L]: the noise that velocity v predicts at x."""
+    return x + like(1 - t, x) * v
+
+
+def ode(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Euler step of the flow: pull = std = 0, whatever eta is."""
+    return x + like(t_next - t, x) * v, torch.zeros_like(t)
+
+
+def flow_sde(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Flow-GRPO (2505.05470): s = eta sqrt(t / (1 - t)), pull = s^2 dt / 2t, std = s sqrt(-dt).
+
+    Keeps the marginals as the grid is refined; eta = sqrt(2) is the memoryless SDE of adjoint matching. At t = 1 the
+    authors take the second grid time in the place of t where s divides by 1 - t: that is `cap`.
+    """
+    dt = t_next - t
+    rate = eta.square() / (1 - t.clamp(max=cap))  # s^2 / t
+    return _pulled(x, v, t, t_next, rate * dt / 2), (rate * t * -dt).sqrt()
+
+
+def dance(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """DanceGRPO (2505.07818): constant noise level, pull = eta^2 dt / 2t, std = eta sqrt(-dt)."""
+    dt = t_next - t
+    return _pulled(x, v, t, t_next, eta.square() * dt / (2 * t)), eta * (-dt).sqrt()
+
+
+def cps(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Flow-CPS (2509.05952): x' = (1 - t') x0_hat + t' (cos eps_hat + sin z), of the angle eta pi / 2.
+
+    Exact where x0_hat is (data of one point), otherwise it narrows the marginals, whatever the grid.
+    """
+    angle = eta * (math.pi / 2)
+    return _pulled(x, v, t, t_next, t_next * (angle.cos() - 1)), t_next * angle.sin()
+
+
+def precise(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """PRECISE (2605.23522): x' = (1 - t') x0_hat + t' (rho eps_hat + sqrt(1 - rho^2) z).
+
+    rho = [t' (1 - t) / (t (1 - t'))]^(eta^2 / 2), with `cap` in the place of t = 1 in 1 - t. Deterministic at t' = 0.
+    """
+    odds = t_next * (1 - t.clamp(max=cap)) / (t * (1 - t_next))
+    rho = odds.pow(eta.square() / 2)
+    return _pulled(x, v, t, t_next, t_next * (rho - 1)), t_next * (1 - rho.square()).sqrt()
+
+
+KERNELS: dict[str, Kernel] = {"ode": ode, "flow_sde": flow_sde, "dance": dance, "cps": cps, "precise": precise}
+
+
+def step(
+    kernel: str, x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float
+) -> tuple[Tensor, Tensor]:
+    """Mean [B, *L] and std [B] of one step from t to t_next < t under `kernel`; sampling and replay both call this.
+
+    x, v [B, *L]; t, t_next, eta [B]. `cap` is the second time of a grid that begins at 1, and 1 for any other grid:
+    kernels read min(t, cap) in the place of t where they would divide by 1 - t. A step of std 0 has no density.
+    """
+    mean, std = KERNELS[kernel](x, v, t.double(), t_next.double(), eta.double(), cap)
+    return mean, std.to(mean.dtype)
+
+
+def gaussian_logp(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """[B] log N(x_next; mean, std^2) in nats per element (the mean over a row's elements); x_next is detached."""
+    z = (x_next.detach() - mean) / like(std, mean)
+    return -mean_sq(z) / 2 - std.log() - math.log(2 * math.pi) / 2
+
+
+def cps_logp(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """[B] -mean (x_next - mean)^2: Flow-CPS drops the variance and the constants, so it weighs all steps alike."""
+    return -mean_sq(x_next.detach() - mean)
+
+
+LOG_PROBS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "flow_sde": gaussian_logp,
+    "dance": gaussian_logp,
+    "cps": cps_logp,
+    "precise": gaussian_logp,
+}
+
+
+def log_prob(kernel: str, x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """[B] the log-probability `kernel` gives to x_next [B, *L], up to what cancels in a ratio; the ODE has none."""
+    return LOG_PROBS[kernel](x_next, mean, std)
+
+
+def _pulled(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, pull: Tensor) -> Tensor:
+    return x + like(t_next - t, x) * v + like(pull, x) * noise(x, v, t)

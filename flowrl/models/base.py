@@ -1,0 +1,89 @@
+"""What an adapter is, and what adapters share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.types import Cond, LatentSpec, Prompt
+
+log = logging.getLogger(__name__)
+
+
+class Adapter(Protocol):
+    """A stock pipeline behind five methods, in the convention x_t = (1 - t) x0 + t eps, v = eps - x0.
+
+    `network` is the only module that is trained; `lora_targets` are the layers of it that LoRA adapts by default.
+    """
+
+    pipeline: Any
+    network: nn.Module
+    latent: LatentSpec
+    lora_targets: Sequence[str]
+    t_range: tuple[float, float]
+    pipeline_call: dict[str, Any]  # the arguments that make the stock pipeline sample what this adapter samples
+    export_name: ClassVar[str]  # what the stock pipeline calls the network
+
+    def encode(self, prompts: Sequence[Prompt]) -> Cond:
+        """The condition of P prompts, one row each, read in order."""
+        ...
+
+    def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
+        """v [B, *L] float32 at x [B, *L], t [B], guidance included."""
+        ...
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """[N, 3, H, W] uint8 on the CPU."""
+        ...
+
+    def noise(self, keys: Iterable[Sequence[int]]) -> Tensor:
+        """[N, *L] float32, the state at grid[0], row i from keys[i]."""
+        ...
+
+    def grid(self, steps: int) -> Tensor:
+        """[steps + 1] float32 times of the stock pipeline, falling to 0."""
+        ...
+
+
+def locate(path: str) -> str:
+    """The folder of an embedded model, else the path or hub id as it is."""
+    asset = resources.files("flowrl.zoo") / "assets" / path
+    if "/" not in path and asset.is_dir():
+        return str(asset)
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise ValueError(
+            f"model.path {path!r} is no folder (looked at {Path(path).expanduser().resolve()}): give a pipeline's "
+            "folder, a hub id, or the embedded model 'shapes-sd3'"
+        )
+    return path
+
+
+def guided(velocity, x: Tensor, t: Tensor, scale: float, cond: list[Tensor], negative: list[Tensor]) -> Tensor:
+    """v_negative + scale (v_cond - v_negative) by one forward of 2B rows, in the stock pipelines' order."""
+    both = [torch.cat(pair) for pair in zip(negative, cond, strict=True)]
+    v_negative, v = velocity(torch.cat([x, x]), torch.cat([t, t]), *both).chunk(2)
+    return v_negative + scale * (v - v_negative)
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """[N, 3, H, W] in [-1, 1] -> uint8 on the CPU, rounded as every scorer expects it."""
+    return ((images.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+
+
+def warn_truncated(prompts: Sequence[Prompt], tokenizers: dict[str, tuple[Any, int]]) -> None:
+    """Say which prompts an encoder cuts, and where; `tokenizers` maps a name to (tokenizer, tokens it reads)."""
+    for name, (tokenizer, limit) in tokenizers.items():
+        for prompt in prompts:
+            ids = tokenizer(prompt.text, truncation=False, verbose=False).input_ids
+            if len(ids) > limit:
+                kept = tokenizer.decode(ids[: limit - 1], skip_special_tokens=True)
+                log.warning(
+                    "prompt %d has %d tokens for %s, which reads %d: it is cut after %r",
+                    prompt.id, len(ids), name, limit, kept[-40:],
+                )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Stable Diffusion 3 and 3.5 (2403.03206), and the embedded `shapes-sd3`, over diffusers' StableDiffusion3Pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from diffusers import StableDiffusion3Pipeline
+from torch import Tensor
+
+from flowrl import draws, grids
+from flowrl.models.base import guided, locate, to_uint8, warn_truncated
+from flowrl.types import Cond, LatentSpec, Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class SD3:
+    """The block `model:` of a run on SD3; `guidance` 1 or less is none, as in the stock pipeline."""
+
+    path: str
+    guidance: float = 1.0
+    negative: str = ""
+    resolution: int | None = None  # pixels, the model's own where null
+    max_sequence_length: int = 256  # T5 tokens; without T5 the stock pipeline attends to as many zero rows
+    revision: str | None = None
+    decode_batch: int = 32
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> SD3Adapter:
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
+            locate(self.path), revision=self.revision, torch_dtype=dtype
+        )
+        return SD3Adapter(self, pipeline.to(device))
+
+
+class SD3Adapter:
+    t_range = (0.0, 1.0)
+    export_name: ClassVar[str] = "transformer"
+    lora_targets: Sequence[str] = (
+        "attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out",
+        "attn.to_k", "attn.to_q", "attn.to_v", "attn.to_out.0",
+    )  # fmt: skip
+
+    def __init__(self, config: SD3, pipeline: StableDiffusion3Pipeline) -> None:
+        self.config, self.pipeline, self.network = config, pipeline, pipeline.transformer.eval()
+        for frozen in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
+            if frozen is not None:
+                frozen.requires_grad_(False)
+        pipeline.vae.float()  # the decoder overflows in half precision
+        size = config.resolution or pipeline.default_sample_size * pipeline.vae_scale_factor
+        side = size // pipeline.vae_scale_factor
+        if size % (pipeline.vae_scale_factor * pipeline.patch_size):
+            unit = pipeline.vae_scale_factor * pipeline.patch_size
+            raise ValueError(f"model.resolution {size} is no multiple of {unit}: take {size - size % unit}")
+        self.latent = LatentSpec((self.network.config.in_channels, side, side))
+        self.pipeline_call: dict[str, Any] = {
+            "height": size, "width": size, "max_sequence_length": config.max_sequence_length,
+            "guidance_scale": config.guidance, "negative_prompt": config.negative,
+        }  # fmt: skip
+
+    @property
+    def device(self) -> torch.device:
+        return self.pipeline.vae.device
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[Prompt]) -> Cond:
+        pipe = self.pipeline
+        readers = {"the first CLIP encoder": (pipe.tokenizer, pipe.tokenizer.model_max_length)}
+        if pipe.text_encoder_3 is not None:
+            readers["T5"] = (pipe.tokenizer_3, self.config.max_sequence_length)
+        warn_truncated(prompts, readers)
+        text, pooled = self._embed([p.text for p in prompts])
+        negative, negative_pooled = self._embed([self.config.negative])
+        inputs = {"text": text, "pooled": pooled, "negative": negative, "negative_pooled": negative_pooled}
+        return Cond(inputs, torch.arange(len(prompts), device=self.device), self.config.guidance)
+
+    def _embed(self, texts: list[str]) -> tuple[Tensor, Tensor]:
+        sequence, _, pooled, _ = self.pipeline.encode_prompt(
+            texts, None, None, device=self.device, do_classifier_free_guidance=False,
+            max_sequence_length=self.config.max_sequence_length,
+        )  # fmt: skip
+        return sequence, pooled
+
+    def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
+        context = [cond.gather("text"), cond.gather("pooled")]
+        if cond.guidance <= 1:
+            return self._forward(x, t, *context)
+        negative = [cond.gather("negative"), cond.gather("negative_pooled")]
+        return guided(self._forward, x, t, cond.guidance, context, negative)
+
+    def _forward(self, x: Tensor, t: Tensor, text: Tensor, pooled: Tensor) -> Tensor:
+        v = self.network(
+            hidden_states=x.to(text.dtype), encoder_hidden_states=text, pooled_projections=pooled, timestep=t * 1000,
+            return_dict=False,
+        )[0]  # fmt: skip
+        return v.float()
+
+    @torch.no_grad()
+    def decode(self, x0: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        z = x0 / vae.config.scaling_factor + vae.config.shift_factor
+        return torch.cat([to_uint8(vae.decode(part).sample) for part in z.split(self.config.decode_batch)])
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """[N, 3, H, W] uint8 through the autoencoder and back: the best any latent can do."""
+        vae = self.pipeline.vae
+        pixels = images.to(self.device).float() / 127.5 - 1
+        parts = [vae.decode(vae.encode(p).latent_dist.mean).sample for p in pixels.split(self.config.decode_batch)]
+        return torch.cat([to_uint8(part) for part in parts])
+
+    def noise(self, keys: Iterable[Sequence[int]]) -> Tensor:
+        return draws.normal(self.latent.shape, keys).to(self.device)
+
+    def grid(self, steps: int) -> Tensor:
+        scheduler = self.pipeline.scheduler.config
+        return grids.flow_match_euler(steps, scheduler.shift, scheduler.shift_terminal).float().to(self.device)

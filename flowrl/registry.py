@@ -1,0 +1,123 @@
+"""Names in a config -> objects, imported only when they are asked for.
+
+A name is registered by a decorator, written down as a lazy target, or declared by an installed package as an entry
+point. A name with a colon is itself a target: "package.module:attribute" or "path/file.py:attribute".
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import unicodedata
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+
+class Named(Protocol):
+    __module__: str
+    __qualname__: str
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry:
+    """The objects of one kind by name; a name has one meaning, whoever gives it.
+
+    `lazy` maps names to "package.module:attribute"; `entry_points` is the group in which other packages add theirs.
+    """
+
+    def __init__(self, kind: str, lazy: Mapping[str, str] | None = None, *, entry_points: str | None = None) -> None:
+        self.kind = kind
+        self._group = entry_points
+        self._targets = dict(lazy or {})
+        self._objects: dict[str, Any] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that gives `name` to a class or a function; the lazy target of the same object is no collision."""
+
+        def add(item: T) -> T:
+            target = f"{item.__module__}:{item.__qualname__}"
+            taken = self._known().get(name, target)
+            if taken != target:
+                raise ValueError(f"{self.kind} {name!r} is {taken} already; register {target} under another name")
+            self._targets[name] = target
+            self._objects[name] = item
+            return item
+
+        return add
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, sorted; nothing is imported."""
+        return tuple(sorted(self._known()))
+
+    def __getitem__(self, name: str) -> Any:
+        """The object of a name, or of a target.
+
+        ValueError: unknown name (with the nearest one), missing file or attribute, an import that fails.
+        """
+        if name not in self._objects:
+            known = self._known()
+            if name not in known and ":" not in name:
+                raise ValueError(self._unknown(name, tuple(known)))
+            self._objects[name] = self._load(name, known.get(name, name))
+        return self._objects[name]
+
+    def _known(self) -> dict[str, str]:
+        known = dict(self._targets)
+        for point in entry_points(group=self._group) if self._group else ():
+            if known.setdefault(point.name, point.value) != point.value:
+                both = f"{known[point.name]} and {point.value}"
+                raise ValueError(f"{self.kind} {point.name!r} is both {both}; uninstall one of the two packages")
+        return known
+
+    def _unknown(self, name: str, known: tuple[str, ...]) -> str:
+        odd = ", ".join(f"U+{ord(c):04X} {unicodedata.name(c, '(no name)')}" for c in name if not c.isascii())
+        near = difflib.get_close_matches(name, known, n=1)
+        return (
+            f"unknown {self.kind} {name!a}"
+            + (f" (it holds {odd})" if odd else "")
+            + (f"; did you mean {near[0]!r}?" if near else ";")
+            + f" available: {', '.join(sorted(known)) or 'none'}, or give package.module:name or path/file.py:name"
+        )
+
+    def _load(self, name: str, target: str) -> Any:
+        place, _, attribute = target.rpartition(":")
+        try:
+            module = _file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        except (ImportError, SyntaxError, FileNotFoundError) as error:
+            fix = "correct the name or install what is missing"
+            raise ValueError(f"{self.kind} {name!r} cannot be imported: {error}; {fix}") from error
+        if attribute not in vars(module):
+            found = ", ".join(n for n, item in vars(module).items() if callable(item) and not n.startswith("_"))
+            raise ValueError(f"{self.kind} {name!r}: {place} has no {attribute!r}; it has: {found or 'no function'}")
+        return vars(module)[attribute]
+
+
+@cache
+def _file(path: Path) -> ModuleType:
+    """The module of a file, run once; its name is its path, so that it cannot shadow an installed module."""
+    spec = importlib.util.spec_from_file_location(str(path), path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+ALGORITHMS = Registry(
+    "algorithm",
+    {"flow_grpo": "flowrl.algorithms.flow_grpo:FlowGRPO", "nft": "flowrl.algorithms.nft:NFT"},
+)
+MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3Adapter"})
+REGULARISERS = Registry(
+    "regulariser",
+    {"velocity_kl": "flowrl.regularise:velocity_kl", "path_kl": "flowrl.regularise:path_kl"},
+)
+REWARDS = Registry("reward", entry_points="flowrl.rewards")

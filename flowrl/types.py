@@ -1,0 +1,181 @@
+"""The data that flows: prompts become conditions, conditions become rollouts, rollouts become points.
+
+Shape letters: N samples, S states, E edges, R reward columns, P prompts, B rows of a batch, *L one packed latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a prompt file. `id` is its row number, so two rows with equal text stay two prompts."""
+
+    id: int
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""  # the file's own id of the row, "" where it gives none
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Shape *L of one packed latent; `parts` are (name, slice of the last axis, loss weight) of a composite one."""
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[str, slice, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cond:
+    """What the network is conditioned on: `inputs` [P, ...] stored once per prompt, read through `rows` [B]."""
+
+    inputs: Mapping[str, Tensor]
+    rows: Tensor
+    guidance: float = 1.0
+    pref: Tensor | None = None  # [P, R]
+
+    def __getitem__(self, index: Tensor | slice) -> Cond:
+        return replace(self, rows=self.rows[index])
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def gather(self, name: str) -> Tensor:
+        """[B, ...], the rows of one input; an input of a single row (a negative prompt) is expanded."""
+        value = self.inputs[name]
+        if value.shape[0] == 1:
+            return value.expand(len(self), *value.shape[1:])
+        return value[self.rows]
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Who the samples of a step are. A sample's key steers all of its noise."""
+
+    prompt: Tensor  # [N] row of the step's prompt table
+    prompt_id: Tensor  # [N]
+    index: Tensor  # [N] which sample of its prompt
+    group: Tensor  # [N] integer group id
+
+    def __len__(self) -> int:
+        return self.prompt.shape[0]
+
+    def of(self, root: Tensor) -> list[tuple[int, int]]:
+        """The key (prompt id, sample index) of each root [B]."""
+        return list(zip(self.prompt_id[root].tolist(), self.index[root].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class States:
+    """Distinct states from which a stochastic step was taken; all edges that leave one share its t_next and eta."""
+
+    x: Tensor  # [S, *L], storage dtype
+    t: Tensor  # [S]
+    t_next: Tensor  # [S]
+    eta: Tensor  # [S]
+    root: Tensor  # [S] the root sample a state grew from
+    v: Tensor | None  # [S, *L], the velocity of the rollout, kept where the objective asks
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Stochastic transitions. A chain is a tree in which every state has one edge."""
+
+    state: Tensor  # [E] the state an edge leaves
+    parent: Tensor  # [E] the edge above, -1 at a root
+    x_next: Tensor  # [E, *L], rounded to the storage dtype before its log-prob was taken
+    logp: Tensor  # [E], mean over the latent's elements
+    adv: Tensor | None = None  # [E]
+    weight: Tensor | None = None  # [E]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What acting produced, one more field after each stage (judge: rewards; credit: adv and weight)."""
+
+    roots: Roots
+    x0: Tensor  # [N, *L]
+    root: Tensor  # [N] the root sample a leaf grew from; arange(N) unless a tree branched
+    leaf: Tensor  # [N] the edge a sample ends in, -1 where no step was stochastic
+    grid: Tensor  # [T + 1] times, 1 -> 0
+    kernel: str
+    states: States
+    edges: Edges
+    version: int  # of the weights that acted
+    rewards: Tensor | None = None  # [N, R], NaN = no verdict
+    adv: Tensor | None = None  # [N]
+    weight: Tensor | None = None  # [N], 0 = no verdict
+
+    @property
+    def prompt(self) -> Tensor:
+        return self.roots.prompt[self.root]
+
+    @property
+    def group(self) -> Tensor:
+        return self.roots.group[self.root]
+
+
+@dataclass
+class Point:
+    """Where an objective looks: rows (x, t, cond), and the items it charges there.
+
+    An item reads one row: forward points have one item a row, rollout points one an edge, so that the children of a
+    state share its forward. `read(slot)` gives the velocity under the weights of a slot, evaluated at most once for
+    each version of the weights.
+    """
+
+    x: Tensor  # [B, *L]
+    t: Tensor  # [B]
+    cond: Cond
+    item: Tensor  # [I] the row an item reads, ascending
+    adv: Tensor  # [I]
+    weight: Tensor  # [I], 0 where there was no verdict
+    items: Mapping[str, Tensor]  # [I, ...] forward points: x0, eps; rollout points: x_next, logp
+    step: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] rollout points: t_next, eta (and v)
+    kernel: str = "ode"
+    cap: float = 1.0
+    read: Callable[[str], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def v(self) -> Tensor:
+        """[B, *L] the current velocity, with gradient."""
+        return self._read("current")
+
+    @property
+    def v_old(self) -> Tensor:
+        """[B, *L] the velocity under the weights of the behaviour policy."""
+        return self._read("old")
+
+    @property
+    def v_ref(self) -> Tensor:
+        """[B, *L] the velocity of the frozen base."""
+        return self._read("ref")
+
+    def _read(self, slot: str) -> Tensor:
+        assert self.read is not None, "a point is bound to a policy before its velocities are read"
+        return self.read(slot)
+
+    def row_weight(self) -> Tensor:
+        """[B] the weight of a row in a regulariser: 1 if any of its items has a verdict, else 0."""
+        judged = self.item[self.weight > 0]
+        return torch.zeros_like(self.t).index_fill(0, judged, 1.0)
+
+    def rows(self, start: int, stop: int) -> Point:
+        """The rows [start, stop) with their items."""
+        first, last = torch.searchsorted(self.item, torch.tensor([start, stop], device=self.item.device)).tolist()
+        items, rows = slice(first, last), slice(start, stop)
+        return replace(
+            self, x=self.x[rows], t=self.t[rows], cond=self.cond[rows], item=self.item[items] - start,
+            adv=self.adv[items], weight=self.weight[items],
+            items={name: value[items] for name, value in self.items.items()},
+            step={name: value[rows] for name, value in self.step.items()},
+        )  # fmt: skip
