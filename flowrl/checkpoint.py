@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent: written aside, checksummed, moved into place; nothing in them executes.
 
-    checkpoints/step-000020/   current|old|ref|average.safetensors, optimiser.pt, state.json, manifest.json (last)
+checkpoints/step-000020/   current|old|ref|average.safetensors, optimiser.pt, state.json, manifest.json (last)
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 
 
-def save(root: Path, step: int, policy: Policy, optimiser: torch.optim.Optimizer, extra: dict[str, Any], keep: int) -> Path:
+def save(
+    root: Path, step: int, policy: Policy, optimiser: torch.optim.Optimizer, extra: dict[str, Any], keep: int
+) -> Path:
     """Write the state after `step` steps and drop all but the `keep` newest checkpoints."""
     target, partial = root / f"step-{step:06d}", root / f".partial-{step:06d}"
     shutil.rmtree(partial, ignore_errors=True)

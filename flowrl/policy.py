@@ -62,7 +62,9 @@ class Slots:
 
 
 class Policy:
-    def __init__(self, adapter: Adapter, lora: LoRA | None, slots: Slots, seed: int, autocast: torch.dtype | None) -> None:
+    def __init__(
+        self, adapter: Adapter, lora: LoRA | None, slots: Slots, seed: int, autocast: torch.dtype | None
+    ) -> None:
         self.adapter, self.slots, self.autocast = adapter, slots, autocast
         adapter.network.requires_grad_(lora is None)
         if lora:
@@ -171,7 +173,9 @@ class Policy:
         for slot, values in live.items():
             if set(tensors[slot]) != set(self.names):
                 odd = sorted(set(tensors[slot]) ^ set(self.names))
-                raise ValueError(f"the checkpoint's {slot} weights and the model differ in {len(odd)} tensors ({odd[0]})")
+                raise ValueError(
+                    f"the checkpoint's {slot} weights and the model differ in {len(odd)} tensors ({odd[0]})"
+                )
             torch._foreach_copy_(values, [tensors[slot][name] for name in self.names])
         self.versions = dict(counters["versions"])
         self.updates, self.rollouts, self._clock = counters["updates"], counters["rollouts"], counters["clock"]

@@ -7,6 +7,8 @@ Shape letters: N root samples, M live states, T steps, *L one packed latent.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flowrl import draws, flow
-from flowrl.types import Cond, Edges, Roots, Rollout, States
+from flowrl.types import Cond, Edges, Rollout, Roots, States
 
 Velocity = Callable[[Tensor, Tensor, Cond], Tensor]
 
@@ -25,24 +27,31 @@ Velocity = Callable[[Tensor, Tensor, Cond], Tensor]
 class Window:
     """The steps that are stochastic: `size` of them from a start that moves from rollout to rollout.
 
-    start: a step, or "random" (within `range`; law "uniform" as Flow-GRPO-Fast, "geometric" with Pr[i] ~ 2^-i as
-    TreeGRPO), or "sliding" (MixGRPO: one step on every `every` rollouts, back to the first after the last full window).
+    start: a step, or "random" (inside `within`; law "uniform" as Flow-GRPO-Fast, "geometric" with Pr[i] ~ 2^-i as
+    TreeGRPO), or "sliding" (MixGRPO: `stride` steps on every `every` rollouts, back to the first after the last full
+    window; with `fade` (l0, k) a window at l stays for
+    ceil(every exp(-k max(0, l - l0))) rollouts).
     """
 
     size: int
     start: int | Literal["random", "sliding"] = 0
     law: Literal["uniform", "geometric"] = "uniform"
-    range: tuple[int, int] | None = None  # the steps a window may cover, [first, end)
+    within: tuple[int, int] | None = None  # the steps a window may cover, [first, end)
     every: int = 1
+    stride: int = 1
+    fade: tuple[int, float] | None = None
 
     def at(self, steps: int, seed: int, step: int) -> int:
         """The first stochastic step of rollout `step` on a grid of `steps` steps whose last one is never stochastic."""
-        first, end = self.range or (0, steps - 1)
+        first, end = self.within or (0, steps - 1)
         places = end - first - self.size + 1
         if isinstance(self.start, int):
             return self.start
         if self.start == "sliding":
-            return first + step // self.every % places
+            late, k = self.fade or (0, 0.0)
+            starts = range(first, first + places, self.stride)
+            stay = [math.ceil(self.every * math.exp(-k * max(0, start - late))) for start in starts]
+            return starts[bisect.bisect_right(list(itertools.accumulate(stay)), step % sum(stay))]
         odds = torch.ones(places) if self.law == "uniform" else 0.5 ** torch.arange(places)
         return first + int(odds.multinomial(1, generator=draws.generator(seed, step, draws.WINDOW)))
 
@@ -71,7 +80,7 @@ class Sampler:
         if self.branch > 1 and not self.window:
             raise ValueError(f"sampler.branch is {self.branch}: a tree branches inside a window, so set sampler.window")
         if self.window:
-            first, end = self.window.range or (0, self.steps - 1)
+            first, end = self.window.within or (0, self.steps - 1)
             start = self.window.start if isinstance(self.window.start, int) else first
             if self.eta == 0 or not 0 <= first <= start <= start + self.window.size <= end < self.steps:
                 raise ValueError(
@@ -94,7 +103,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def dpm2_step(x: Tensor, v: Tensor, t: float, t_next: float, last: tuple[Tensor, float] | None) -> Tensor:
     """DPM-Solver++(2M) (2211.01095, algorithm 2) on the rectified path; first order at t = 1 and at the last step.
 
-        x' = (t'/t) x + (1 - t') (1 - e^-h) D,    h = log-snr step / 2,    D = x0_hat + (x0_hat - last x0_hat) h / 2 h_last
+        x' = (t'/t) x + (1 - t') (1 - e^-h) D,    D = x0_hat + (x0_hat - last x0_hat) h / (2 h_last)
+
+    with h the step of log((1 - t) / t).
 
     `last` is (x0_hat, t) of the step before. At first order this is the Euler step of the flow.
     """
@@ -129,7 +140,11 @@ def sample(
         v = velocity(x, t, cond[root])
         if not eta:
             clean = (flow.clean(x, v, t), times[k])
-            x = dpm2_step(x, v, *times[k : k + 2], last) if sampler.solver == "dpm2" else flow.step("ode", x, v, t, t_next, noisy, cap)[0]
+            x = (
+                dpm2_step(x, v, *times[k : k + 2], last)
+                if sampler.solver == "dpm2"
+                else flow.step("ode", x, v, t, t_next, noisy, cap)[0]
+            )
             last = clean
             continue
         mean, std = flow.step(sampler.kernel, x, v, t, t_next, noisy, cap)

@@ -23,7 +23,9 @@ def shares(rollout: Rollout, updates: int, key: tuple[int, int]) -> Iterator[Ten
     update = torch.empty_like(roots.index)
     for group in roots.group.unique():
         mine = (roots.group == group).nonzero().squeeze(1)
-        order = draws.permutation(len(mine), *key, draws.ORDER, int(roots.prompt_id[mine[0]]), int(roots.index[mine[0]]))
+        order = draws.permutation(
+            len(mine), *key, draws.ORDER, int(roots.prompt_id[mine[0]]), int(roots.index[mine[0]])
+        )
         update[mine[order.to(mine.device)]] = torch.arange(len(mine), device=mine.device) * updates // len(mine)
     for u in range(updates):
         yield (update == u).nonzero().squeeze(1)

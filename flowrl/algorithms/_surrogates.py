@@ -1,6 +1,6 @@
 """Surrogates of the policy gradient: what a stored decision with advantage A is charged at ratio rho.
 
-    each is a frozen dataclass, called with (log-ratio [I], A [I]) -> loss [I]
+each is a frozen dataclass, called with (log-ratio [I], A [I]) -> loss [I]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DiffusionNFT (2509.16117): regress towards an implicit good policy and away from an implicit bad one.
 
-    v+ = (1 - b) v_old + b v,    v- = (1 + b) v_old - b v,    r = 1/2 + clip(A / c, -1, 1) / 2
-    L  = c/b [ r |x0(v+) - x0|^2 / w+  +  (1 - r) |x0(v-) - x0|^2 / w- ],    w = sg(mean |x0(v) - x0|)
+v+ = (1 - b) v_old + b v,    v- = (1 + b) v_old - b v,    r = 1/2 + clip(A / c, -1, 1) / 2
+L  = c/b [ r |x0(v+) - x0|^2 / w+  +  (1 - r) |x0(v-) - x0|^2 / w- ],    w = sg(mean |x0(v) - x0|)
 """
 
 from __future__ import annotations

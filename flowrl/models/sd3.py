@@ -28,9 +28,10 @@ class SD3:
     decode_batch: int = 32
 
     def load(self, device: torch.device, dtype: torch.dtype) -> SD3Adapter:
-        pipeline = StableDiffusion3Pipeline.from_pretrained(
-            locate(self.path), revision=self.revision, torch_dtype=dtype
-        )
+        path = locate(self.path)
+        index = StableDiffusion3Pipeline.load_config(path, revision=self.revision)
+        absent = {name: None for name, component in index.items() if component == [None, None]}  # T5 may be left out
+        pipeline = StableDiffusion3Pipeline.from_pretrained(path, revision=self.revision, torch_dtype=dtype, **absent)
         return SD3Adapter(self, pipeline.to(device))
 
 

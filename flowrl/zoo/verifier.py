@@ -20,7 +20,7 @@ from flowrl.zoo.shapes import COLOURS, SHAPES, SIZE, Scene, inside, related
 
 SATURATION = 0.28  # of max - min over RGB in [0, 1]: half way between the palest colour and grey
 PURITY = 0.85  # share of an object's pixels in its colour
-FIT = 0.82  # intersection over union with the template
+FIT = 0.68
 SPECK = 12  # pixels: smaller regions are dust
 DUST = 24  # pixels of dust in all that are overlooked
 SIDE = (9, 30)  # pixels

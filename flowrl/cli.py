@@ -1,0 +1,158 @@
+"""The command line. Exit codes: 0 done, 2 the user's mistake (one message, no traceback), 1 ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+bench = typer.Typer(no_args_is_help=True, help="Measure speed; ratios are taken inside one run.")
+app.add_typer(bench, name="bench")
+
+ConfigPath = Annotated[str, typer.Argument(help="A YAML file, or a packaged recipe such as shapes/demo.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides: optimiser.lr=1e-4 run=mine")]
+
+
+@contextmanager
+def _users_mistake() -> Iterator[None]:
+    """A ValueError, or a file that cannot be had, ends the command with its message and status 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"flowrl: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@app.callback()
+def _logging() -> None:
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the newest whole checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Remove what an earlier run of this name left.")] = False,
+) -> None:
+    """Train; the folder runs/NAME holds the resolved config, metrics, checkpoints and the exported weights."""
+    from flowrl.config import load
+    from flowrl.run import run
+
+    with _users_mistake():
+        folder = run(load(config, overrides or ()), resume, overwrite)
+    typer.echo(folder)
+
+
+@app.command()
+def plan(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Say what a run would do, before any weight is loaded."""
+    from flowrl import data
+    from flowrl.config import load
+    from flowrl.plan import plan as make
+
+    with _users_mistake():
+        loaded = load(config, overrides or ())
+        prompts = data.load(loaded.data.prompts, loaded.data.skip_bad, loaded.data.dedupe).prompts
+        typer.echo("\n".join(make(loaded, n_prompts=len(prompts)).lines()))
+
+
+@app.command("data")
+def show_data(
+    prompts: Annotated[str, typer.Argument(help="A prompt file, or shapes/train, shapes/validation, shapes/heldout.")],
+    skip_bad: Annotated[bool, typer.Option(help="Leave bad rows out and name them.")] = False,
+) -> None:
+    """Check a prompt file and show its first prompts."""
+    from flowrl import data
+
+    with _users_mistake():
+        file = data.load(prompts, skip_bad)
+    for notice in file.notices:
+        typer.echo(notice, err=True)
+    for bad in file.skipped:
+        typer.echo(f"skipped {bad.place}: {bad.reason}", err=True)
+    typer.echo(f"{len(file.prompts)} prompts")
+    for prompt in file.prompts[:10]:
+        typer.echo(f"  {prompt.id}  {prompt.text[:100]!r}")
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    prompts: Annotated[str, typer.Option(help="A prompt file or built-in set.")] = "shapes/heldout",
+    seeds: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 4,
+    guided: Annotated[bool, typer.Option(help="Score the base with guidance, too.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Base against tuned on the same prompts and noise; writes evaluation.json, pictures and report.html."""
+    from flowrl import data, report
+    from flowrl.evaluate import evaluate as measure
+    from flowrl.rewards import RewardBank
+    from flowrl.run import reopen
+
+    with _users_mistake():
+        asked = data.load(prompts).prompts
+        s = reopen(run)
+        bank = RewardBank(s.config.evaluate.rewards) if s.config.evaluate.rewards else s.rewards
+        bank.check(asked)
+    result, base, tuned = measure(s, asked, bank, seeds, guided)
+    (run / "evaluation.json").write_text(json.dumps(result, indent=1))
+    report.save_pictures(run / "pictures", asked[: s.config.evaluate.pictures], base, tuned)
+    path = report.write(run)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        typer.echo(report.table(result))
+        typer.echo(f"report: {path}")
+
+
+@app.command("report")
+def write_report(run: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
+    """Write report.html anew from what the run's folder holds."""
+    from flowrl import report
+
+    with _users_mistake():
+        typer.echo(report.write(run))
+
+
+@app.command()
+def selftest(
+    config: Annotated[str, typer.Option(help="The recipe whose model and method are tested.")] = "shapes/flow_grpo",
+    overrides: Overrides = None,
+) -> None:
+    """Check what must hold before any number of a run is worth reading; exit 0 only if all does."""
+    from flowrl import selftest as checks
+    from flowrl.config import load
+
+    with _users_mistake():
+        loaded = load(config, overrides or ())
+    results = checks.run(loaded)
+    typer.echo(checks.table(results))
+    raise typer.Exit(0 if all(r.passed for r in results) else 1)
+
+
+@bench.command("step")
+def bench_step(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps measured after one warm-up step.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Where a training step's time goes: the network's share by hooks on the network itself."""
+    from flowrl.bench import step
+    from flowrl.config import load
+
+    with _users_mistake():
+        loaded = load(config, overrides or ())
+    result = step.measure(loaded, steps)
+    typer.echo(json.dumps(result) if as_json else step.table(result))
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,200 @@
+"""One run as data: the keys of its file -> Config, by the types of the dataclasses that use them.
+
+Validation is strict: an unknown key, a wrong type and a value out of range are errors, all of a file told at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+
+from flowrl import config_errors
+from flowrl.config_blocks import STRICT, Block, by_name, known_in, names
+from flowrl.config_file import override, read, refuse, shown, write
+from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, Registry
+
+BLOCKS = Registry("block", {
+    "sampler": "flowrl.sample:Sampler", "credit": "flowrl.credit:Credit", "reward": "flowrl.rewards:RewardSpec",
+    "policy": "flowrl.policy:Slots", "lora": "flowrl.policy:LoRA",
+})  # fmt: skip
+ALIASES = {"model_name": "model.name", "lora": "model.lora", "algorithm_name": "algorithm.name"}  # field: its key
+
+
+def _known_reward(spec: Any) -> Any:
+    REWARDS[spec.name]
+    return spec
+
+
+def _folder(run: str) -> str:
+    if not run.isprintable() or not Path(run).name or ".." in Path(run).parts:
+        raise ValueError("it must name a folder; write letters and digits, such as demo, or a path without ..")
+    return run
+
+
+Name = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Rewards = Annotated[
+    tuple[Annotated[Any, Block(BLOCKS, "reward"), AfterValidator(_known_reward)], ...], Field(min_length=1)
+]
+
+
+@dataclass(frozen=True)
+class Data:
+    prompts: Name
+    prompts_per_step: PositiveInt
+    group_size: PositiveInt
+    shared_noise: bool = False  # all samples of a group start from one noise
+    skip_bad: bool = False
+    dedupe: bool = False
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """AdamW; `updates` optimiser steps learn from each rollout, the first `warmup` of a run at a rising rate."""
+
+    lr: Annotated[float, Field(gt=0, le=1)]
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 1e-4
+    max_grad_norm: PositiveFloat = 1.0
+    updates: PositiveInt = 1
+    warmup: NonNegativeInt = 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """What `flowrl eval` and every `every`-th step measure; null takes the run's own."""
+
+    prompts: Name | None = None
+    every: NonNegativeInt = 0  # steps, 0 = only by `flowrl eval`
+    seeds: PositiveInt = 4
+    rewards: Rewards | None = None
+    steps: PositiveInt | None = None
+    pictures: NonNegativeInt = 8  # prompts in the picture grids
+
+
+@dataclass(frozen=True)
+class Save:
+    every: NonNegativeInt = 0  # steps, 0 = only at the end
+    keep: PositiveInt = 2
+    best: Name | None = None  # the metric whose best checkpoint is kept, too
+
+
+@dataclass(frozen=True)
+class Compute:
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    rows_per_forward: PositiveInt | Literal["auto"] = "auto"
+    checkpointing: bool = False
+    threads: PositiveInt | None = None
+
+
+@dataclass(frozen=True)
+class Watch:
+    probes: Literal["default"] = "default"
+
+
+@with_config(STRICT)
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A run. `model` and `algorithm` are of the classes that MODELS and ALGORITHMS have under their names."""
+
+    run: Annotated[str, AfterValidator(_folder)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: PositiveInt
+    model_name: Annotated[str, known_in(MODELS), Field(alias=ALIASES["model_name"])]
+    model: Annotated[Any, by_name(MODELS, "model_name")]
+    lora: Annotated[Annotated[Any, Block(BLOCKS, "lora")] | None, Field(alias=ALIASES["lora"])] = None
+    data: Data
+    sampler: Annotated[Any, Block(BLOCKS, "sampler")] = field(default_factory=Block(BLOCKS, "sampler"))
+    rewards: Rewards
+    credit: Annotated[Any, Block(BLOCKS, "credit")] = field(default_factory=Block(BLOCKS, "credit"))
+    algorithm_name: Annotated[str, known_in(ALGORITHMS), Field(alias=ALIASES["algorithm_name"])]
+    algorithm: Annotated[Any, by_name(ALGORITHMS, "algorithm_name")]
+    regularise: Annotated[
+        dict[Annotated[str, known_in(REGULARISERS)], NonNegativeFloat],
+        AfterValidator(lambda charges: {name: c for name, c in charges.items() if c}),
+    ] = field(default_factory=dict)
+    policy: Annotated[Any, Block(BLOCKS, "policy")] = field(default_factory=Block(BLOCKS, "policy"))
+    optimiser: Optimiser
+    evaluate: Evaluate = Evaluate()
+    save: Save = Save()
+    compute: Compute = Compute()
+    watch: Watch = Watch()
+    track: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept: runs/<run>, or `run` itself where it has a slash."""
+        return Path(self.run) if "/" in self.run else Path("runs", self.run)
+
+    def dump(self) -> dict[str, Any]:
+        """Every key with its value, as plain data; `resolve` makes an equal Config of it."""
+        flat = _schema().dump_python(self, mode="json", by_alias=True)
+        parts = {block: {} for block in ("model", "algorithm")}
+        for key in ALIASES.values():
+            block, _, name = key.partition(".")
+            parts[block][name] = flat.pop(key)
+        return {key: {**parts[key], **value} if key in parts else value for key, value in flat.items()}
+
+    def to_yaml(self) -> str:
+        return write(self.dump())
+
+
+@cache
+def _schema() -> TypeAdapter[Config]:
+    return TypeAdapter(Config)
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The run of a config file (see `config_file.read`) with `key=value` overrides.
+
+    ConfigError: anything in it that cannot be used, all at once.
+    """
+    return resolve(override(read(path), overrides), shown(str(path)))
+
+
+def resolve(raw: Mapping[str, Any], source: str = "the config") -> Config:
+    """The run that plain data describes. ConfigError: as for `load`; `source` names the data in it."""
+    refuse(source, (f"{ascii(key)}: unknown key; nest it as a block with keys" for key in raw if "." in key))
+    flat = _flat(raw)
+    try:
+        return _schema().validate_json(json.dumps(flat), strict=True)
+    except ValidationError as error:
+        refuse(source, config_errors.lines(error, flat, list(_known(flat))))
+        raise
+
+
+def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that are not settings of the class they choose, taken out of its block."""
+    flat = dict(raw)
+    for key in ALIASES.values():
+        block, _, name = key.partition(".")
+        if isinstance(flat.get(block), dict) and name in flat[block]:
+            flat[block] = dict(flat[block])
+            flat[key] = flat[block].pop(name)
+    return flat
+
+
+def _known(flat: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted names of all keys."""
+    yield from names(Config, ALIASES)
+    for block, registry in (("model", MODELS), ("algorithm", ALGORITHMS)):
+        with suppress(ValueError):  # a wrong name has its own line
+            yield from names(Block(registry, str(flat.get(f"{block}.name"))), {}, f"{block}.")

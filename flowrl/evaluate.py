@@ -1,0 +1,114 @@
+"""Base against tuned on the same prompts and noise, with intervals over prompts.
+
+Shape letters: P prompts, K seeds, R reward columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl import draws, watch
+from flowrl.policy import Slot
+from flowrl.rewards import Media, RewardBank
+from flowrl.sample import Sampler, sample
+from flowrl.session import Session
+from flowrl.types import Prompt, Roots
+
+EVALUATION_SEED = 20_001  # the noise of evaluations, apart from that of any run
+GUIDANCE = (1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """values [P, K] by reward column and by probe (diversity: [P, 1]); images [P, K, 3, H, W] uint8."""
+
+    rewards: dict[str, Tensor]
+    probes: dict[str, Tensor]
+    images: Tensor
+
+
+def generate(s: Session, slot: Slot, prompts: Sequence[Prompt], seeds: int, guidance: float | None = None) -> Tensor:
+    """[P, K, 3, H, W] uint8: deterministic pictures of a slot, with noise keyed by (prompt, seed) alone."""
+    c, device = s.config, s.accelerator.device
+    steps = c.evaluate.steps or c.sampler.steps
+    cond = s.adapter.encode(prompts)
+    cond = cond if guidance is None else replace(cond, guidance=guidance)
+    row = torch.arange(len(prompts), device=device).repeat_interleave(seeds)
+    index = torch.arange(seeds, device=device).repeat(len(prompts))
+    roots = Roots(row, torch.tensor([p.id for p in prompts], device=device)[row], index, row)
+    noise = s.adapter.noise([(EVALUATION_SEED, draws.ROOT, *who) for who in roots.of(torch.arange(len(roots)))])
+    solver = Sampler(steps=steps, solver=c.sampler.solver)
+    with s.policy.reading(slot):
+        rollout = sample(s.velocity, noise, cond[row], roots, s.adapter.grid(steps), solver.plan(0, 0), solver, (0, 0))
+    return s.adapter.decode(rollout.x0).unflatten(0, (len(prompts), seeds))
+
+
+def score(bank: RewardBank, prompts: Sequence[Prompt], images: Tensor) -> Scores:
+    """All rewards and probes of pictures [P, K, 3, H, W]."""
+    seeds, flat = images.shape[1], images.flatten(0, 1)
+    rows = [p for p in prompts for _ in range(seeds)]
+    verdicts = bank(Media(flat), rows, torch.arange(len(prompts)).repeat_interleave(seeds))
+    rewards = {name: column.view(-1, seeds) for name, column in zip(bank.columns, verdicts.scores.T, strict=True)}
+    probes = {name: probe(flat).view(-1, seeds) for name, probe in watch.PROBES.items()}
+    if seeds > 1:
+        probes["diversity"] = watch.diversity(images)[:, None]
+    return Scores(rewards, probes, images)
+
+
+def interval(values: np.ndarray, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the mean of values [P], resampling prompts."""
+    picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
+    low, high = np.quantile(values[picks].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def compare(base: Tensor, tuned: Tensor) -> dict[str, Any]:
+    """Means, paired difference and its interval over prompts; values [P, K], NaN = no verdict."""
+    paired = (tuned - base).nanmean(1)
+    paired = paired[~paired.isnan()].double().numpy()
+    low, high = interval(paired)
+    return {
+        "base": base.nanmean().item(), "tuned": tuned.nanmean().item(), "diff": float(paired.mean()),
+        "ci95": [low, high], "n": len(paired),
+    }  # fmt: skip
+
+
+def evaluate(s: Session, prompts: Sequence[Prompt], bank: RewardBank, seeds: int, guided: bool = True):
+    """(report, base scores, tuned scores): the tuned slot is the average of the weights."""
+    base = score(bank, prompts, generate(s, "ref", prompts, seeds))
+    tuned = score(bank, prompts, generate(s, "average", prompts, seeds))
+    report: dict[str, Any] = {"rewards": {}, "probes": {}, "guided_base": {}, "prompts": len(prompts), "seeds": seeds}
+    best = ceiling(s, prompts, bank)
+    for name in bank.columns:
+        row = compare(base.rewards[name], tuned.rewards[name])
+        row["ceiling"] = best.get(name)
+        gap = (row["ceiling"] or 0.0) - row["base"]
+        if gap > 0:
+            row["closed"] = {"share": row["diff"] / gap, "ci95": [value / gap for value in row["ci95"]]}
+        report["rewards"][name] = row
+    for name, values in base.probes.items():
+        report["probes"][name] = compare(values, tuned.probes[name])
+    if guided:
+        for scale in GUIDANCE:
+            scores = score(bank, prompts, generate(s, "ref", prompts, seeds, scale))
+            report["guided_base"][f"{scale:g}"] = {n: v.nanmean().item() for n, v in scores.rewards.items()}
+    return report, base, tuned
+
+
+def ceiling(s: Session, prompts: Sequence[Prompt], bank: RewardBank) -> dict[str, float]:
+    """The scores of true scenes through the autoencoder, where the prompts say what is true; else nothing."""
+    if not all("scene" in p.metadata for p in prompts):
+        return {}
+    from flowrl.zoo import shapes
+
+    rng = np.random.default_rng(EVALUATION_SEED)
+    truth = np.stack([shapes.picture(p.metadata["scene"], rng) for p in prompts for _ in range(8)])
+    images = s.adapter.reconstruct(torch.from_numpy(truth).permute(0, 3, 1, 2))
+    scores = score(bank, prompts, images.unflatten(0, (len(prompts), 8)))
+    return {name: values.nanmean().item() for name, values in scores.rewards.items()}

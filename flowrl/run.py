@@ -1,0 +1,125 @@
+"""A run from its config to its folder: runs/<name>/ with the resolved config, metrics, checkpoints and the export."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from flowrl import checkpoint, data
+from flowrl.config import Config
+from flowrl.evaluate import generate, score
+from flowrl.export import export
+from flowrl.rewards import RewardBank
+from flowrl.session import Session, accelerate, start
+from flowrl.tell import Teller
+from flowrl.train import train_step
+
+LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
+
+
+def prepare(config: Config, resume: bool, overwrite: bool) -> Path | None:
+    """Make the run's folder; returns the checkpoint to go on from. ValueError: the folder is in use, or has none."""
+    folder = config.folder
+    used = folder.exists() and any(folder.iterdir())
+    if resume:
+        found = checkpoint.complete(folder / "checkpoints")
+        if not found:
+            raise ValueError(f"--resume: there is no whole checkpoint in {folder / 'checkpoints'}; start without it")
+        return found[-1]
+    if used and not overwrite:
+        raise ValueError(
+            f"run = {config.run}: {folder} is not empty; give another name (run=NAME), --resume or --overwrite"
+        )
+    if used:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
+    """Train and leave the run's folder behind. ValueError: the user's mistake, before any weight is loaded."""
+    accelerator = accelerate(config)
+    with accelerator.main_process_first():
+        found = prepare(config, resume, overwrite or not accelerator.is_main_process)
+    folder, first, best = config.folder, 0, float("-inf")
+    said: list[str] = []
+    s = start(config, accelerator, said.append)
+    if found:
+        state = checkpoint.load(found, s.policy, s.optimiser)
+        first, best = state["step"], state["best"]
+        _refuse_changed(config, folder)
+    elif accelerator.is_main_process:
+        (folder / "config.yaml").write_text(config.to_yaml())
+        (folder / "environment.json").write_text(json.dumps(environment(s), indent=1))
+    accelerator.init_trackers(config.run, {"config": config.to_yaml()})
+    with Teller(folder, accelerator, config.steps, config.evaluate.headline, first) as teller:
+        for line in said:
+            teller.line(line)
+        for step in range(first, config.steps):
+            metrics, last = train_step(s, step), step + 1 == config.steps
+            if _due(config.evaluate.every, step) or (config.evaluate.every and last):
+                metrics |= held_out(s)
+            teller.row(step, metrics)
+            best = max(best, metrics.get(f"eval/{config.save.best}", best))
+            if accelerator.is_main_process and (_due(config.save.every, step) or last):
+                checkpoint.save(
+                    folder / "checkpoints", step + 1, s.policy, s.optimiser, {"best": best}, config.save.keep
+                )
+    if accelerator.is_main_process:
+        export(s, folder / "export")
+    accelerator.end_training()
+    return folder
+
+
+def held_out(s: Session) -> dict[str, float]:
+    """eval/<reward>: means of the averaged weights on the prompts of the `evaluate` block."""
+    e = s.config.evaluate
+    bank = RewardBank(e.rewards) if e.rewards else s.rewards
+    prompts = data.load(e.prompts).prompts if e.prompts else s.prompts
+    scores = score(bank, prompts, generate(s, "average", prompts, e.seeds))
+    return {f"eval/{name}": values.nanmean().item() for name, values in scores.rewards.items()}
+
+
+def reopen(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Session:
+    """The session of a run as its newest checkpoint left it."""
+    from flowrl.config import load
+
+    if not (folder / "config.yaml").exists():
+        raise ValueError(f"{folder} is no run: it has no config.yaml; give the folder of a run, such as runs/demo")
+    found = checkpoint.complete(folder / "checkpoints")
+    if not found:
+        raise ValueError(f"{folder} has no whole checkpoint yet")
+    s = start(load(folder / "config.yaml"), tell=tell)
+    checkpoint.load(found[-1], s.policy)
+    return s
+
+
+def environment(s: Session) -> dict[str, object]:
+    """What the numbers of a run depend on besides its config."""
+    grid = s.adapter.grid(s.config.sampler.steps).tolist()
+    return {
+        "flowrl": version("flowrl-posttrain"), "python": platform.python_version(), "machine": platform.machine(),
+        **{name: version(name) for name in LIBRARIES}, "device": str(s.accelerator.device),
+        "processes": s.accelerator.num_processes, "threads": torch.get_num_threads(), "grid": grid,
+    }  # fmt: skip
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and (step + 1) % every == 0
+
+
+def _refuse_changed(config: Config, folder: Path) -> None:
+    from flowrl.config import load
+
+    was, now = load(folder / "config.yaml").dump(), config.dump()
+    changed = [key for key in now if now[key] != was.get(key) and key not in ("steps", "save", "track")]
+    if changed:
+        raise ValueError(
+            f"--resume: {', '.join(changed)} differ from {folder / 'config.yaml'}; a resumed run keeps its config"
+        )

@@ -1,0 +1,100 @@
+"""What a run holds while it lives, built in the order that lets the cheapest mistake fail first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from flowrl import data, draws
+from flowrl.config import Config
+from flowrl.models.base import Adapter
+from flowrl.plan import Plan, plan
+from flowrl.policy import Policy
+from flowrl.rewards import RewardBank
+from flowrl.types import Cond, Prompt, Roots
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Session:
+    config: Config
+    accelerator: Accelerator
+    prompts: list[Prompt]
+    plan: Plan
+    rewards: RewardBank
+    adapter: Adapter
+    policy: Policy
+    optimiser: torch.optim.Optimizer
+    skipped_in_a_row: int = 0
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.rewards.columns
+
+    def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
+        """[B, *L] under the weights in place, `rows_per_forward` rows at a time."""
+        rows = self.plan.rows_per_forward
+        parts = [slice(i, i + rows) for i in range(0, len(x), rows)]
+        return torch.cat([self.policy.velocity(x[part], t[part], cond[part]) for part in parts])
+
+
+def start(config: Config, accelerator: Accelerator | None = None, tell=lambda line: None) -> Session:
+    """Prompts, plan and rewards, then the weights. `tell` gets what the user should know, line by line."""
+    accelerator = accelerator or accelerate(config)
+    if config.compute.threads:
+        torch.set_num_threads(config.compute.threads)
+    rewards = RewardBank(config.rewards)
+    file = data.load(config.data.prompts, config.data.skip_bad, config.data.dedupe)
+    rewards.check(file.prompts)
+    planned = plan(config, accelerator.num_processes, len(file.prompts))
+    for line in (*file.notices, data.wrapping(len(file.prompts), config.data.prompts_per_step), *planned.lines()):
+        if line:
+            tell(line)
+    half = AUTOCAST[config.compute.precision] if config.lora else None  # a frozen base may rest in half precision
+    adapter = config.model.load(accelerator.device, half or torch.float32)
+    if config.compute.checkpointing:
+        adapter.network.enable_gradient_checkpointing()
+    policy = Policy(adapter, config.lora, config.policy, config.seed, AUTOCAST[config.compute.precision])
+    o = config.optimiser
+    optimiser = torch.optim.AdamW(policy.parameters, lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay,
+                                  fused=True)  # fmt: skip
+    adapter.network, optimiser = accelerator.prepare(adapter.network, optimiser)
+    return Session(config, accelerator, file.prompts, planned, rewards, adapter, policy, optimiser)
+
+
+def accelerate(config: Config) -> Accelerator:
+    """Gradients are summed and weighed by us: see `train.update`."""
+    trackers = [name for name in config.track if name != "jsonl"]
+    return Accelerator(
+        mixed_precision="fp16" if config.compute.precision == "fp16" else "no", gradient_accumulation_steps=1,
+        log_with=trackers or None, project_dir=str(config.folder),
+    )  # fmt: skip
+
+
+def ask(s: Session, step: int) -> tuple[list[Prompt], Roots]:
+    """This rank's prompts of a step, and who their samples are.
+
+    A prompt that a step holds twice makes two groups whose samples have different indices, so different noise.
+    """
+    d, acc = s.config.data, s.accelerator
+    everyone = data.take(s.prompts, d.prompts_per_step, s.config.seed, step)
+    times = [sum(q.id == p.id for q in everyone[:i]) for i, p in enumerate(everyone)]
+    share = d.prompts_per_step // acc.num_processes
+    first = acc.process_index * share
+    row = torch.arange(share).repeat_interleave(d.group_size)
+    member = torch.arange(d.group_size).repeat(share)
+    mine = everyone[first : first + share]
+    before = torch.tensor(times[first : first + share])
+    ids = torch.tensor([p.id for p in mine])
+    roots = Roots(row, ids[row], before[row] * d.group_size + member, first + row)
+    return mine, Roots(*(value.to(acc.device) for value in vars(roots).values()))
+
+
+def noise_keys(s: Session, roots: Roots, step: int) -> list[tuple[int, ...]]:
+    """The key of each root's first noise; with `data.shared_noise` a group has one."""
+    size = s.config.data.group_size if s.config.data.shared_noise else 1
+    return [(s.config.seed, step, draws.ROOT, p, i // size * size) for p, i in roots.of(torch.arange(len(roots)))]

@@ -1,0 +1,151 @@
+"""The loop: ask, act, judge, credit, learn, tell. Nothing else calls backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flowrl.credit import backup, group_advantages
+from flowrl.registry import REGULARISERS
+from flowrl.rewards import Media
+from flowrl.sample import sample
+from flowrl.session import Session, ask, noise_keys
+from flowrl.tell import Sums
+from flowrl.types import Cond, Point, Prompt, Rollout, Roots
+
+
+class Diverged(RuntimeError):
+    """Gradients have not been finite for several updates in a row."""
+
+
+PATIENCE = 5  # updates without a finite gradient before a run stops
+
+
+def train_step(s: Session, step: int) -> dict[str, float]:
+    """One rollout and its updates; returns the step's metrics, the same on every rank."""
+    clock, sums = Clock(), Sums()
+    with clock("ask"):
+        prompts, roots = ask(s, step)
+        cond = s.adapter.encode(prompts)
+    with clock("act"):
+        rollout = act(s, cond, roots, step)
+    with clock("judge"):
+        rollout = judge(s, rollout, prompts, sums)
+    rollout = credit(s, rollout, sums)
+    with clock("learn"):
+        learn(s, rollout, cond, step, sums)
+    return {**sums.reduced(s.accelerator), **clock.seconds}
+
+
+def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
+    """Samples from the policy that acts, with its stochastic steps on record."""
+    c = s.config
+    noise = s.adapter.noise(noise_keys(s, roots, step))
+    with s.policy.reading(c.algorithm.acts_with):
+        return sample(
+            s.velocity, noise, cond[roots.prompt], roots, s.adapter.grid(c.sampler.steps), c.sampler.plan(c.seed, step),
+            c.sampler, (c.seed, step), keep_v=c.algorithm.keep_v, version=s.policy.versions[c.algorithm.acts_with],
+        )  # fmt: skip
+
+
+def judge(s: Session, rollout: Rollout, prompts: list[Prompt], sums: Sums) -> Rollout:
+    """Reward columns of the samples, NaN where a scorer gave no verdict."""
+    row, group = rollout.prompt.cpu(), rollout.group.cpu()
+    verdicts = s.rewards(Media(s.adapter.decode(rollout.x0)), [prompts[i] for i in row.tolist()], group)
+    for name, column in zip(s.columns, verdicts.scores.T, strict=True):
+        sums.spread(f"reward/{name}", column)
+    return replace(rollout, rewards=verdicts.scores)
+
+
+def credit(s: Session, rollout: Rollout, sums: Sums) -> Rollout:
+    """Advantages and weights of samples and, by back-up, of edges."""
+    c, edges, device = s.config.credit, rollout.edges, rollout.x0.device
+    reduce = s.accelerator.reduce if s.accelerator.num_processes > 1 else lambda x: x
+    columns = rollout.rewards.new_tensor(s.rewards.weights)
+    group = rollout.group.cpu()
+    adv, weight = group_advantages(rollout.rewards, group, columns, c.normalise, c.clip, reduce)
+    flat = torch.zeros(int(group.max()) + 1).index_add(0, group, (adv * weight).abs())[group.unique()] == 0
+    sums.mean("credit/zero_std_frac", flat.float())
+    adv, weight = adv.to(device), weight.to(device)
+
+    def up(values: Tensor) -> Tensor:
+        return backup(values, rollout.leaf, edges.parent, edges.logp, c.backup)
+
+    seen = up(weight)
+    edges = replace(edges, adv=up(adv * weight) / seen.clamp(min=1e-12), weight=(seen > 0).to(weight.dtype))
+    return replace(rollout, adv=adv, weight=weight, edges=edges)
+
+
+def learn(s: Session, rollout: Rollout, cond: Cond, step: int, sums: Sums) -> None:
+    """The updates of one rollout; afterwards the old policy follows."""
+    key, updates = (s.config.seed, step), s.config.optimiser.updates
+    for point in s.config.algorithm.points(rollout, cond[rollout.roots.prompt], updates, key):
+        update(s, point, rollout.version, sums)
+    s.policy.acted()
+
+
+def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
+    """One optimiser step: the sum over rows divided by the weight of all ranks, which is known beforehand.
+
+    So neither the micro-batch nor the number of processes changes the gradient. DDP averages over ranks, hence the
+    factor num_processes.
+    """
+    acc, rows = s.accelerator, s.plan.rows_per_forward
+    charges = [(name, c, REGULARISERS[name]) for name, c in s.config.regularise.items()]
+    totals = acc.reduce(torch.stack([point.weight.sum(), point.row_weight().sum()]).float()).clamp(min=1e-12)
+    for start in range(0, len(point), rows):
+        part = s.policy.bound(point.rows(start, start + rows), acted)
+        with nullcontext() if start + rows >= len(point) else acc.no_sync(s.adapter.network):
+            values = s.config.algorithm.loss(part)
+            loss = values @ part.weight.to(values.dtype) / totals[0]
+            for name, c, charge in charges:
+                charged = charge(part)
+                loss = loss + c * (charged @ part.row_weight()) / totals[1]
+                sums.mean(f"train/{name}", charged.detach(), part.row_weight())
+            acc.backward(loss * acc.num_processes)
+        sums.mean("train/loss", values.detach(), part.weight)
+        with torch.no_grad():
+            for name, value in s.config.algorithm.metrics(part).items():
+                sums.mean(f"train/{name}", value, part.weight)
+            if charges:
+                ratio = (part.v.flatten(1).norm(dim=1) / part.v_ref.flatten(1).norm(dim=1)).detach()
+                sums.mean("train/v_norm_ratio", ratio, part.row_weight())
+    _step(s, sums)
+
+
+def _step(s: Session, sums: Sums) -> None:
+    """Clip and step; an update without a finite gradient, or without any verdict, is left out and counted."""
+    o = s.config.optimiser
+    for group in s.optimiser.param_groups:
+        group["lr"] = o.lr * min(1.0, (s.policy.updates + 1) / (o.warmup + 1))
+    norm = s.accelerator.clip_grad_norm_(s.policy.parameters, o.max_grad_norm)
+    finite = bool(torch.isfinite(norm))
+    if finite:
+        s.optimiser.step()
+        s.policy.stepped()
+        sums.mean("train/grad_norm", norm.detach().reshape(1))
+    s.optimiser.zero_grad()
+    sums.mean("train/skipped", torch.tensor([float(not finite)]))
+    s.skipped_in_a_row = 0 if finite else s.skipped_in_a_row + 1
+    if s.skipped_in_a_row >= PATIENCE:
+        raise Diverged(f"the gradient has not been finite for {PATIENCE} updates: lower optimiser.lr or raise the KL")
+
+
+class Clock:
+    """Seconds by stage, as time/<stage>."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[f"time/{stage}"] = time.perf_counter() - begun

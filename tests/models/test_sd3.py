@@ -1,0 +1,159 @@
+"""SD3's adapter against the stock pipeline: same samples, same keys, same LoRA files."""
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+from diffusers.utils import convert_state_dict_to_diffusers
+from peft import get_peft_model_state_dict
+from torch.testing import assert_close
+
+from flowrl import draws
+from flowrl.models.sd3 import SD3
+from flowrl.policy import LoRA, Policy, Slots
+from flowrl.sample import Sampler, sample
+from flowrl.types import Prompt, Roots
+from tests.tiny import PROMPTS, tiny_sd3
+
+CPU = torch.device("cpu")
+ASKED = [Prompt(i, text) for i, text in enumerate(PROMPTS)]
+
+
+def load(tiny, dtype=torch.float32, **settings):
+    return SD3(path=str(tiny), max_sequence_length=1, **settings).load(CPU, dtype)
+
+
+def noise_of(adapter):
+    return adapter.noise([(0, 0, draws.ROOT, p.id, 0) for p in ASKED])
+
+
+def ours(adapter, steps, velocity=None):
+    """[P, *L] one deterministic sample of each prompt."""
+    cond, place = adapter.encode(ASKED), torch.arange(len(ASKED))
+    roots, sampler = Roots(place, place, torch.zeros_like(place), place), Sampler(steps=steps)
+    grid = adapter.grid(steps)
+    return sample(
+        velocity or adapter.velocity, noise_of(adapter), cond, roots, grid, sampler.plan(0, 0), sampler, (0, 0)
+    ).x0
+
+
+def stock(pipeline, adapter, steps):
+    """[P, *L] what the stock pipeline makes of the same noise."""
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(
+        prompt=[p.text for p in ASKED], latents=noise_of(adapter), num_inference_steps=steps, output_type="latent",
+        **adapter.pipeline_call,
+    ).images  # fmt: skip
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0], ids=["unguided", "guided"])
+@pytest.mark.parametrize("steps", [1, 4, 8])
+def test_deterministic_samples_are_those_of_the_stock_pipeline(tiny, steps, guidance):
+    adapter = load(tiny, guidance=guidance, negative="two")
+    assert_close(ours(adapter, steps), stock(adapter.pipeline, adapter, steps), atol=1e-5, rtol=0)
+
+
+def test_guidance_and_prompts_matter(tiny):
+    plain, guided = (ours(load(tiny, guidance=g), 4) for g in (1.0, 4.0))
+    assert (plain - guided).abs().amax((1, 2, 3)).min() > 1e-2
+    cond, x = load(tiny).encode(ASKED), torch.zeros(len(ASKED), 4, 4, 4)
+    v = load(tiny).velocity(x, torch.full((len(ASKED),), 0.5), cond)
+    assert torch.pdist(v.flatten(1)).min() > 1e-2
+
+
+@pytest.mark.parametrize("shift, terminal", [(1.0, None), (3.0, None), (1.0, 0.125), (3.0, 0.1)])
+def test_the_grid_is_the_installed_schedulers(tmp_path, shift, terminal):
+    adapter = load(tiny_sd3(tmp_path / "sd3", shift, terminal))
+    for steps in (2, 4, 10):
+        scheduler = FlowMatchEulerDiscreteScheduler.from_config(adapter.pipeline.scheduler.config)
+        scheduler.set_timesteps(steps)
+        assert_close(adapter.grid(steps), scheduler.sigmas, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0], ids=["unguided", "guided"])
+def test_a_batch_of_mixed_times_and_prompts_is_its_rows_one_by_one(tiny, guidance):
+    adapter = load(tiny, guidance=guidance)
+    cond = adapter.encode(ASKED)
+    rows, t = torch.tensor([3, 0, 0, 4, 1]), torch.tensor([1.0, 0.7, 0.2, 0.01, 0.5])
+    x = noise_of(adapter)
+    with torch.no_grad():
+        batch = adapter.velocity(x, t, cond[rows])
+        single = [adapter.velocity(x[i : i + 1], t[i : i + 1], cond[rows[i : i + 1]]) for i in range(5)]
+        alone = [adapter.velocity(x[i : i + 1], t[i : i + 1], adapter.encode([ASKED[r]])) for i, r in enumerate(rows)]
+    assert batch.dtype == torch.float32 and batch.shape == (5, *adapter.latent.shape)
+    assert_close(batch, torch.cat(single), atol=1e-5, rtol=0)
+    assert_close(batch, torch.cat(alone), atol=1e-5, rtol=0)
+
+
+def with_lora(adapter, rank=2):
+    policy = Policy(adapter, LoRA(rank=rank, alpha=2 * rank), Slots(), seed=0, autocast=None)
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in policy.parameters:
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+    return policy
+
+
+def test_the_gradient_reaches_every_lora_target_and_nothing_else(tiny):
+    adapter = load(tiny)
+    policy = with_lora(adapter)
+    adapted = {name.split(".lora_")[0] for name in policy.names}
+    targets = {n for n, _ in adapter.network.named_modules() if n.endswith(tuple(adapter.lora_targets))}
+    assert adapted == targets and len(targets) == 2 * 8 - 1  # the last block has no text output
+    x = noise_of(adapter)
+    adapter.velocity(x, torch.full((len(x),), 0.6), adapter.encode(ASKED)).square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in policy.parameters)
+    rest = [p for name, p in adapter.network.named_parameters() if name not in policy.names]
+    assert all(p.grad is None for p in (*rest, *adapter.pipeline.vae.parameters()))
+
+
+def test_state_dict_keys_stay_stock(tiny):
+    stock_keys = set(StableDiffusion3Pipeline.from_pretrained(
+        tiny, text_encoder_3=None, tokenizer_3=None).transformer.state_dict())  # fmt: skip
+    adapter = load(tiny)
+    Policy(adapter, None, Slots(), seed=0, autocast=None)
+    assert set(adapter.network.state_dict()) == stock_keys
+
+
+def test_a_lora_file_gives_the_stock_pipeline_our_samples(tiny, tmp_path):
+    adapter = load(tiny)
+    base = ours(adapter, 4)
+    with_lora(adapter)
+    tuned = ours(adapter, 4)
+    assert (tuned - base).abs().max() > 0.1
+    layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(adapter.network))
+    adapter.pipeline.save_lora_weights(tmp_path, transformer_lora_layers=layers)
+    fresh = load(tiny)
+    fresh.pipeline.load_lora_weights(tmp_path)
+    # peft writes no alpha into these files, so the scale alpha / rank = 2 is given where they are used
+    assert_close(stock(fresh.pipeline, adapter, 4), tuned, atol=1e-4, rtol=0)
+
+
+def test_bf16_weights_give_nearly_the_float32_velocity(tiny):
+    x, t = noise_of(load(tiny)), torch.linspace(0.1, 1, len(ASKED))
+    with torch.no_grad():
+        full, half = (a.velocity(x, t, a.encode(ASKED)) for a in (load(tiny), load(tiny, torch.bfloat16)))
+    assert half.dtype == torch.float32
+    assert (half - full).square().mean().sqrt() < 0.03 * full.square().mean().sqrt()
+
+
+def test_decoding_rounds_the_stock_pictures(tiny):
+    adapter = load(tiny)
+    x0 = ours(adapter, 4)
+    pictures = adapter.decode(x0)
+    vae, processor = adapter.pipeline.vae, adapter.pipeline.image_processor
+    with torch.no_grad():
+        z = x0 / vae.config.scaling_factor + vae.config.shift_factor
+        expected = processor.postprocess(vae.decode(z).sample, output_type="np")
+    assert pictures.dtype == torch.uint8 and pictures.shape == (len(ASKED), 3, 8, 8)
+    assert (pictures.permute(0, 2, 3, 1).numpy() - expected * 255).__abs__().max() <= 0.5 + 1e-3
+
+
+def test_a_resolution_off_the_models_unit_is_refused(tiny):
+    with pytest.raises(ValueError, match="model.resolution 9 is no multiple of 2: take 8"):
+        load(tiny, resolution=9)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="model.path .*nowhere.* is no folder"):
+        load(tmp_path / "nowhere")
