@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from flowrl import config_errors
-from flowrl.config_blocks import STRICT, Block, by_name, known_in, names
+from flowrl.config_blocks import STRICT, Block, by_name, known_in, lifted, names, nested
 from flowrl.config_file import override, read, refuse, shown, write
 from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, Registry
 
@@ -42,6 +42,12 @@ def _known_reward(spec: Any) -> Any:
     return spec
 
 
+def _some(rewards: tuple) -> tuple:
+    if not rewards:
+        raise ValueError("it must have at least one reward, such as {name: shapes}")
+    return rewards
+
+
 def _folder(run: str) -> str:
     if not run.isprintable() or not Path(run).name or ".." in Path(run).parts:
         raise ValueError("it must name a folder; write letters and digits, such as demo, or a path without ..")
@@ -50,9 +56,8 @@ def _folder(run: str) -> str:
 
 Name = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Rewards = Annotated[
-    tuple[Annotated[Any, Block(BLOCKS, "reward"), AfterValidator(_known_reward)], ...], Field(min_length=1)
-]
+Reward = Annotated[Any, Block(BLOCKS, "reward"), AfterValidator(_known_reward)]
+Rewards = Annotated[tuple[Reward, ...], AfterValidator(_some)]
 
 
 @dataclass(frozen=True)
@@ -146,12 +151,7 @@ class Config:
 
     def dump(self) -> dict[str, Any]:
         """Every key with its value, as plain data; `resolve` makes an equal Config of it."""
-        flat = _schema().dump_python(self, mode="json", by_alias=True)
-        parts = {block: {} for block in ("model", "algorithm")}
-        for key in ALIASES.values():
-            block, _, name = key.partition(".")
-            parts[block][name] = flat.pop(key)
-        return {key: {**parts[key], **value} if key in parts else value for key, value in flat.items()}
+        return nested(_schema().dump_python(self, mode="json", by_alias=True), ALIASES.values())
 
     def to_yaml(self) -> str:
         return write(self.dump())
@@ -173,23 +173,12 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 def resolve(raw: Mapping[str, Any], source: str = "the config") -> Config:
     """The run that plain data describes. ConfigError: as for `load`; `source` names the data in it."""
     refuse(source, (f"{ascii(key)}: unknown key; nest it as a block with keys" for key in raw if "." in key))
-    flat = _flat(raw)
+    flat = lifted(raw, ALIASES.values())
     try:
         return _schema().validate_json(json.dumps(flat), strict=True)
     except ValidationError as error:
         refuse(source, config_errors.lines(error, flat, list(_known(flat))))
         raise
-
-
-def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that are not settings of the class they choose, taken out of its block."""
-    flat = dict(raw)
-    for key in ALIASES.values():
-        block, _, name = key.partition(".")
-        if isinstance(flat.get(block), dict) and name in flat[block]:
-            flat[block] = dict(flat[block])
-            flat[key] = flat[block].pop(name)
-    return flat
 
 
 def _known(flat: Mapping[str, Any]) -> Iterator[str]:

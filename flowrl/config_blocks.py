@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
@@ -75,3 +75,23 @@ def names(kind: Any, aliases: Mapping[str, str], at: str = "") -> Iterator[str]:
             name = f"{at}{aliases.get(one.name, one.name)}"
             yield name
             yield from names(hints[one.name], {}, f"{name}.")
+
+
+def lifted(raw: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """raw with each of the keys `block.name`, which are not settings of the block's class, beside its block."""
+    flat = dict(raw)
+    for key in keys:
+        block, _, name = key.partition(".")
+        if isinstance(flat.get(block), dict) and name in flat[block]:
+            flat[block] = dict(flat[block])
+            flat[key] = flat[block].pop(name)
+    return flat
+
+
+def nested(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """The inverse of `lifted`; such keys come first in their block."""
+    raw = {key: value for key, value in flat.items() if key not in keys}
+    for key in reversed(list(keys)):
+        block, _, name = key.partition(".")
+        raw[block] = {name: flat[key], **raw[block]}
+    return raw

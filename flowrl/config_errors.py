@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ WANTED = {
     "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
     "string_too_short": "text that is not empty",
 }
@@ -47,10 +47,10 @@ def _placed(raw: Any, loc: Path) -> tuple[Path, Any]:
     """The part of loc that leads through raw, and what is there; pydantic goes on with names of its own."""
     value: Any = raw
     for depth, step in enumerate(loc):
-        inside = step in value if isinstance(value, dict) else isinstance(value, list) and isinstance(step, int)
-        if not inside:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
             return loc[:depth], value
-        value = value[step]
     return loc, value
 
 
@@ -71,7 +71,9 @@ def _line(path: Path, value: Any, faults: list[Any], known: Sequence[str]) -> st
 
 def dotted(path: Path) -> str:
     """The key as it is given to an override; a name with characters that hide or look alike is escaped."""
-    return ".".join(step if isinstance(step, str) and step.replace(".", "").isalnum() else ascii(step) for step in path)
+    return ".".join(
+        step if isinstance(step, str) and re.fullmatch(r"[A-Za-z0-9_.]+", step) else ascii(step)[:80] for step in path
+    )
 
 
 def _wanted(fault: Any) -> str:
@@ -84,7 +86,7 @@ def _hint(value: Any, types: set[str]) -> str:
         return "; give a value or remove the line"
     if isinstance(value, bool):
         return "; unquoted yes, no, on and off are read as booleans"
-    if isinstance(value, str) and types & NUMBERS:
+    if isinstance(value, str) and types <= NUMBERS:
         return "; write a plain number without quotes, such as 8 or 1e-4"
     if isinstance(value, int | float) and "string_type" in types:
         return "; put it in quotes"

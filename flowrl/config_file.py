@@ -28,9 +28,10 @@ _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = {  # tag: (pattern, first characters); the first that fits decides, everything else is text
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"(?i:yes|no|true|false|on|off)", list("yYnNtTfFoO")),
-    "int": (r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", list("-+0123456789")),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]{0,4000})", list("-+0123456789")),
     "float": (
-        r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         list("-+.0123456789"),
     ),
 }
@@ -151,19 +152,17 @@ def write(raw: Mapping[str, Any]) -> str:
 
 def _parse(text: str, source: str) -> Any:
     refuse(source, (f"line {line}: a tab before the text; indent with spaces" for line in _tabs(text)))
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
-        refuse(source, (f"line {line}: {problem}" for line, problem in sorted(loader.problems)))
-        return None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise ConfigError(f"{source}: {where}not YAML: {error.problem}; correct this line or the one above") from error
-    except (yaml.YAMLError, RecursionError, OverflowError) as error:
+    except (yaml.YAMLError, RecursionError) as error:
         reason = shown(str(error).splitlines()[0])
         raise ConfigError(f"{source}: not YAML: {reason}; write plain keys and values") from error
-    finally:
-        loader.dispose()
+    refuse(source, (f"line {line}: {problem}" for line, problem in sorted(loader.problems)))
+    return None if node is None else loader.construct_document(node)
 
 
 def _tabs(text: str) -> Iterator[int]:

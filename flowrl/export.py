@@ -13,12 +13,13 @@ def export(s: Session, folder: Path, slot: Slot = "average") -> Path:
     network = s.accelerator.unwrap_model(s.adapter.network)
     with s.policy.reading(slot):
         if s.config.lora:
-            from diffusers.utils import convert_state_dict_to_diffusers
             from peft import get_peft_model_state_dict
-            from peft.utils import get_peft_config_dict  # noqa: F401
 
-            layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(network))
-            s.adapter.pipeline.save_lora_weights(folder, **{f"{s.adapter.export_name}_lora_layers": layers})
+            name, layers = s.adapter.export_name, get_peft_model_state_dict(network)
+            settings = network.peft_config["default"].to_dict()  # alpha; without it a stock pipeline takes the rank
+            s.adapter.pipeline.save_lora_weights(
+                folder, **{f"{name}_lora_layers": layers, f"{name}_lora_adapter_metadata": settings}
+            )
         else:
             network.save_pretrained(folder / s.adapter.export_name)
     return folder

@@ -1,190 +1,139 @@
-"""What a run will do, worked out from its config before any weight is loaded, and refused where it cannot work.
-
-Counts are those of one process. A call is one forward of the network; its rows are the rows of that forward.
-"""
+"""What a run will do, worked out from its config before any weight is loaded, and refused where it cannot work."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
-
-import torch
-from torch import Tensor
 
 from flowrl.algorithms._points import ForwardProcess, ReverseProcess
 from flowrl.algorithms.flow_grpo import FlowGRPO
 from flowrl.config import Config
 from flowrl.config_file import refuse
-from flowrl.registry import REGULARISERS
-from flowrl.types import Cond, Point
+from flowrl.forwards import Forwards, calls, forwards, live_states, rows_per_forward, rows_per_update, stochastic_steps
 
-AUTO_ROWS = 64  # rows_per_forward "auto": what it fits on is not known before the model is loaded
-STEPWISE = {"path_kl", "step_kl"}  # regularisers of a stochastic step
-
-
-@dataclass(frozen=True)
-class Count:
-    """Forwards of the network: rows in all, and the calls they are split into."""
-
-    rows: int = 0
-    calls: int = 0
-
-    def __add__(self, other: Count) -> Count:
-        return Count(self.rows + other.rows, self.calls + other.calls)
-
-    def __mul__(self, times: int) -> Count:
-        return Count(self.rows * times, self.calls * times)
-
-
-@dataclass(frozen=True)
-class Forwards:
-    """The forwards of one step of a run: those of the rollout, of the loss (with gradient), of v_old and v_ref."""
-
-    act: Count
-    learn: Count
-    others: Count
+STEPWISE = ("path_kl", "step_kl")  # regularisers of a stochastic step
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Numbers of one step; all but `world` and `n_prompts` are those of one process."""
+
     config: Config
     world: int
     n_prompts: int | None
-    roots: int  # samples that start from noise, on each process
-    samples: int  # that end in pictures, on each process
-    states: int  # from which a stochastic step is taken
+    samples: int
+    states: int  # that are left by a stochastic step
     edges: int
     rows_per_update: int
     rows_per_forward: int
-    micro_batches: int  # of each update
+    micro_batches: int  # of an update
     forwards: Forwards  # of a step after the first
 
     def lines(self) -> list[str]:
         """What the user is told before the weights are loaded."""
         c, f = self.config, self.forwards
-        per_step, updates = c.data.prompts_per_step, c.optimiser.updates
-        prompts = f", of {self.n_prompts:,} in the file" if self.n_prompts is not None else ""
         stochastic = f", {self.states:,} states with {self.edges:,} stochastic steps" if self.edges else ""
-        return [
-            f"a step: {per_step} prompts x {c.data.group_size} = {self.samples * self.world:,} samples{prompts}; "
-            f"{self.samples:,} on each of {self.world} process{'es' * (self.world > 1)}",
+        lines = [
+            f"a step: {_count(c.data.prompts_per_step, 'prompt')} x {c.data.group_size} = "
+            f"{self.samples * self.world:,} samples, {self.samples:,} on each of {_count(self.world, 'process')}",
             f"rollout: {c.sampler.steps} steps of {c.sampler.kernel}{stochastic}",
-            f"learning: {updates} update{'s' * (updates > 1)} of {self.rows_per_update:,} rows, each in "
-            f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)} of at most {self.rows_per_forward} rows",
-            f"forwards a step and process, rows (calls): rollout {_said(f.act)}, updates {_said(f.learn)}, "
-            f"old and reference velocities {_said(f.others)}; {c.steps:,} steps",
+            f"learning: {_count(c.optimiser.updates, 'update')} of {_count(self.rows_per_update, 'row')} in "
+            f"{_count(self.micro_batches, 'micro-batch')} of up to {self.rows_per_forward} rows",
+            f"forwards, as rows (calls): rollout {f.rollout}, updates {f.current}, old and reference {f.others}",
         ]
+        if self.n_prompts is not None:
+            epoch = math.ceil(self.n_prompts / c.data.prompts_per_step)
+            lines.insert(0, f"{self.n_prompts:,} prompts, once through in {_count(epoch, 'step')} of {c.steps:,}")
+        return lines
 
 
 def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
-    """The plan of a run on `world` processes. ConfigError: all reasons why it cannot work, each with a way out."""
-    refuse("the run cannot work", _reasons(config, world))
-    live = _live(config, world, 0)
-    eta, branch = config.sampler.plan(config.seed, 0)
-    stochastic = [(rows, children) for rows, noise, children in zip(live, eta, branch, strict=False) if noise]
-    rows = _rows_per_update(config, world)
-    chunk = min(_chunk(config), max(*live[:-1], rows))
+    """The plan of a run on `world` processes. ConfigError: every reason why it cannot work, each with a way out."""
+    refuse("the plan", _reasons(config, world))
+    live, rows = live_states(config, 0, world), rows_per_update(config, world)
+    chunk = min(rows_per_forward(config), max(*live[:-1], rows))
+    states, edges = stochastic_steps(config, world)
     return Plan(
-        config, world, n_prompts, live[0], live[-1], sum(rows for rows, _ in stochastic),
-        sum(rows * children for rows, children in stochastic), rows, chunk, _calls(rows, chunk),
-        forwards(config, 1, world),
-    )  # fmt: skip
-
-
-def forwards(config: Config, step: int, world: int = 1) -> Forwards:
-    """The forwards of step 0, 1, ... of a run in which no update is left out, on each process.
-
-        rollout: one a live state;  updates: one a row, and one more for each other version of the weights it reads
-    """
-    twice = 2 if config.model.guidance > 1 else 1  # a guided call holds every row with its negative
-    chunk, rows = _chunk(config), _rows_per_update(config, world)
-    act = sum((Count(live * twice, _calls(live, chunk)) for live in _live(config, world, step)[:-1]), Count())
-    update = Count(rows * twice, _calls(rows, chunk))
-    updates = config.optimiser.updates
-    read = reads(config)
-    return Forwards(act, update * updates, update * sum(_others(config, read, step, u) for u in range(updates)))
-
-
-def reads(config: Config) -> frozenset[str]:
-    """The slots whose velocities the loss and the regularisers read, found by charging a point of one row."""
-    seen: set[str] = set()
-
-    def read(slot: str) -> Tensor:
-        seen.add(slot)
-        return torch.zeros(1, 1)
-
-    one, zero = torch.full((1,), 0.5), torch.zeros(1, 1)
-    point = Point(
-        zero, one, Cond({}, torch.zeros(1, dtype=torch.long)), torch.zeros(1, dtype=torch.long), one, one,
-        {"x0": zero, "eps": zero, "x_next": zero, "logp": one}, {"t_next": one / 2, "eta": one, "v": zero},
-        config.sampler.kernel, 1.0, read,
-    )  # fmt: skip
-    for charge in (config.algorithm.loss, *(REGULARISERS[name] for name in config.regularise)):
-        charge(point)
-    return frozenset(seen)
-
-
-def _others(config: Config, read: frozenset[str], step: int, update: int) -> int:
-    """How many versions of the weights an update reads besides those it has: a version is the number of updates before.
-
-    The reference is version 0. The old policy is a copy of what the last step left, or, where it keeps something of
-    itself, a version of its own.
-    """
-    updates, old = config.optimiser.updates, config.policy.old
-    begun = step * updates
-    slow = step > 0 and old.kept(begun if old.clock == "update" else step) > 0
-    versions = {"current": begun + update, "ref": 0, "old": -1 if slow else begun}
-    acted = versions["old"] if config.algorithm.acts_with == "old" else begun
-    have = {versions["current"]} | ({acted} if config.algorithm.keep_v else set())
-    return len({versions[slot] for slot in read} - have)
-
-
-def _live(config: Config, world: int, step: int) -> list[int]:
-    """[steps + 1] the live states at each time of the grid; the last are the samples."""
-    _, branch = config.sampler.plan(config.seed, step)
-    return list(accumulate(branch, mul, initial=config.data.prompts_per_step // world * config.data.group_size))
-
-
-def _rows_per_update(config: Config, world: int) -> int:
-    live, (eta, _) = _live(config, world, 0), config.sampler.plan(config.seed, 0)
-    if isinstance(config.algorithm, ForwardProcess):
-        rows = live[0] * config.algorithm.draws
-    else:
-        rows = sum(states for states, noise in zip(live, eta, strict=False) if noise)
-    return rows // config.optimiser.updates
-
-
-def _chunk(config: Config) -> int:
-    rows = config.compute.rows_per_forward
-    return AUTO_ROWS if rows == "auto" else rows
-
-
-def _calls(rows: int, chunk: int) -> int:
-    return -(-rows // chunk)
-
-
-def _said(count: Count) -> str:
-    return f"{count.rows:,} ({count.calls:,})"
-
-
-def _multiples(n: int, of: int) -> str:
-    """The nearest multiples, for a message."""
-    return " or ".join(str(m) for m in (n - n % of, n - n % of + of) if m)
-
-
-def _divisors(n: int, near: int) -> str:
-    fit = [d for d in range(1, n + 1) if n % d == 0]
-    return " or ".join(map(str, sorted(sorted(fit, key=lambda d: abs(d - near))[:2])))
+        config, world, n_prompts, live[-1], states, edges, rows, chunk, calls(rows, chunk), forwards(config, 1, world)
+    )
 
 
 def _reasons(config: Config, world: int) -> Iterator[str]:
-    d, s, a, updates = config.data, config.sampler, config.algorithm, config.optimiser.updates
-    name, kind = config.algorithm_name, type(config.algorithm)
-    if d.group_size < 2:
+    yield from _uneven(config, world)
+    yield from _silent(config)
+    yield from _misfit(config)
+
+
+def _uneven(config: Config, world: int) -> Iterator[str]:
+    """Shares that are not equal."""
+    prompts, group, updates = config.data.prompts_per_step, config.data.group_size, config.optimiser.updates
+    if prompts % world:
+        more = " or ".join(str(n) for n in (prompts - prompts % world, prompts - prompts % world + world) if n)
         yield (
-            "data.group_size = 1: a group of one has no relative signal, since an advantage is a reward less its "
-            "group's mean; take 4 or more, and to save memory lower compute.rows_per_forward, which changes no result"
+            f"data.prompts_per_step = {prompts} does not split evenly over {world} processes: "
+            f"take {more} prompts, or {_divisors(prompts, world)} processes"
         )
-    ...
+    if group > 1 and group % updates:
+        yield (
+            f"optimiser.updates = {updates} does not divide data.group_size = {group}: every update learns from an "
+            f"equal share of every group; take {_divisors(group, updates)} updates"
+        )
+
+
+def _silent(config: Config) -> Iterator[str]:
+    """Rewards that cannot tell the samples of a group apart."""
+    data, weights = config.data, {}
+    if data.group_size < 2:
+        yield (
+            f"data.group_size = {data.group_size}: no relative signal, since an advantage is a reward less its group's "
+            "mean; take 4 or more, and where memory is short lower compute.rows_per_forward, which changes no result"
+        )
+    if data.shared_noise and config.sampler.eta == 0:
+        yield (
+            "data.shared_noise = true with sampler.eta = 0: all samples of a group would be the same picture; "
+            "take shared_noise=false or a stochastic sampler"
+        )
+    for spec in config.rewards:
+        weights[spec.name] = weights.get(spec.name, 0.0) + spec.weight
+    if not any(weights.values()):
+        given = ", ".join(f"{spec.name} {spec.weight:g}" for spec in config.rewards)
+        yield f"rewards = {given}: the weights add up to 0 for every reward, which is no signal; change or remove one"
+
+
+def _misfit(config: Config) -> Iterator[str]:
+    """Samplers and regularisers that do not go with the algorithm."""
+    name, sampler, algorithm = config.algorithm_name, config.sampler, config.algorithm
+    if isinstance(algorithm, ReverseProcess) and sampler.eta == 0:
+        yield (
+            f"algorithm.name = {name} learns from stochastic steps and sampler.eta = 0 takes none: "
+            "take sampler.kernel=flow_sde sampler.eta=0.7"
+        )
+    if isinstance(algorithm, ForwardProcess):
+        if sampler.branch > 1:
+            yield (
+                f"sampler.branch = {sampler.branch}: algorithm.name = {name} learns from samples and has no use for a "
+                "tree; take sampler.branch=1 and a larger data.group_size"
+            )
+        for charge in STEPWISE:
+            if charge in config.regularise:
+                yield (
+                    f"regularise.{charge} = {config.regularise[charge]:g} is a KL of stochastic steps, from which "
+                    f"algorithm.name = {name} does not learn: take regularise.velocity_kl"
+                )
+    if isinstance(algorithm, FlowGRPO) and algorithm.guard and sampler.kernel != "flow_sde":
+        yield (
+            f"algorithm.guard = true with sampler.kernel = {sampler.kernel}: the guard is worked out for flow_sde; "
+            "take sampler.kernel=flow_sde sampler.eta=0.7 or algorithm.guard=false"
+        )
+
+
+def _count(n: int, thing: str) -> str:
+    plural = thing if n == 1 else f"{thing}{'es' if thing.endswith(('s', 'ch')) else 's'}"
+    return f"{n:,} {plural}"
+
+
+def _divisors(n: int, near: int) -> str:
+    """The two divisors of n nearest to a number, for a message."""
+    fitting = sorted((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - near))[:2]
+    return " or ".join(map(str, sorted(fitting)))

@@ -115,7 +115,7 @@ ALGORITHMS = Registry(
     "algorithm",
     {"flow_grpo": "flowrl.algorithms.flow_grpo:FlowGRPO", "nft": "flowrl.algorithms.nft:NFT"},
 )
-MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3Adapter"})
+MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3"})
 REGULARISERS = Registry(
     "regulariser",
     {"velocity_kl": "flowrl.regularise:velocity_kl", "path_kl": "flowrl.regularise:path_kl"},

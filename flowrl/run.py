@@ -23,15 +23,14 @@ from flowrl.train import train_step
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
 
-def prepare(config: Config, resume: bool, overwrite: bool) -> Path | None:
-    """Make the run's folder; returns the checkpoint to go on from. ValueError: the folder is in use, or has none."""
+def prepare(config: Config, resume: bool, overwrite: bool) -> None:
+    """Make the run's folder. ValueError: it is in use, or holds nothing to resume."""
     folder = config.folder
     used = folder.exists() and any(folder.iterdir())
     if resume:
-        found = checkpoint.complete(folder / "checkpoints")
-        if not found:
+        if not checkpoint.complete(folder / "checkpoints"):
             raise ValueError(f"--resume: there is no whole checkpoint in {folder / 'checkpoints'}; start without it")
-        return found[-1]
+        return
     if used and not overwrite:
         raise ValueError(
             f"run = {config.run}: {folder} is not empty; give another name (run=NAME), --resume or --overwrite"
@@ -39,15 +38,16 @@ def prepare(config: Config, resume: bool, overwrite: bool) -> Path | None:
     if used:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return None
 
 
 def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     """Train and leave the run's folder behind. ValueError: the user's mistake, before any weight is loaded."""
     accelerator = accelerate(config)
-    with accelerator.main_process_first():
-        found = prepare(config, resume, overwrite or not accelerator.is_main_process)
+    if accelerator.is_main_process:
+        prepare(config, resume, overwrite)
+    accelerator.wait_for_everyone()
     folder, first, best = config.folder, 0, float("-inf")
+    found = checkpoint.complete(folder / "checkpoints")[-1] if resume else None
     said: list[str] = []
     s = start(config, accelerator, said.append)
     if found:
@@ -58,7 +58,7 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
         (folder / "config.yaml").write_text(config.to_yaml())
         (folder / "environment.json").write_text(json.dumps(environment(s), indent=1))
     accelerator.init_trackers(config.run, {"config": config.to_yaml()})
-    with Teller(folder, accelerator, config.steps, config.evaluate.headline, first) as teller:
+    with Teller(folder, accelerator, config.steps, first) as teller:
         for line in said:
             teller.line(line)
         for step in range(first, config.steps):

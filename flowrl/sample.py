@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from flowrl import draws, flow
 from flowrl.types import Cond, Edges, Rollout, Roots, States
 
 Velocity = Callable[[Tensor, Tensor, Cond], Tensor]
+Table = TypeVar("Table", States, Edges)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def sample(
         if not eta:
             clean = (flow.clean(x, v, t), times[k])
             x = (
-                dpm2_step(x, v, *times[k : k + 2], last)
+                dpm2_step(x, v, times[k], times[k + 1], last)
                 if sampler.solver == "dpm2"
                 else flow.step("ode", x, v, t, t_next, noisy, cap)[0]
             )
@@ -162,7 +163,8 @@ def sample(
     return Rollout(roots, x, root, tip, grid, sampler.kernel, _joined(states), _joined(edges), version)
 
 
-def _joined(parts: list) -> States | Edges:
+def _joined(parts: list[Table]) -> Table:
     """One table from those of the stochastic steps."""
     columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
-    return type(parts[0])(**{name: None if some[0] is None else torch.cat(some) for name, some in columns.items()})
+    joined: dict[str, Any] = {name: None if some[0] is None else torch.cat(some) for name, some in columns.items()}
+    return type(parts[0])(**joined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -30,6 +31,10 @@ class Session:
     policy: Policy
     optimiser: torch.optim.Optimizer
     skipped_in_a_row: int = 0
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        return cast(Tensor, self.accelerator.reduce(value.to(self.accelerator.device))).to(value.device)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -68,7 +73,7 @@ def start(config: Config, accelerator: Accelerator | None = None, tell=lambda li
 
 def accelerate(config: Config) -> Accelerator:
     """Gradients are summed and weighed by us: see `train.update`."""
-    trackers = [name for name in config.track if name != "jsonl"]
+    trackers: list[Any] = [name for name in config.track if name != "jsonl"]
     return Accelerator(
         mixed_precision="fp16" if config.compute.precision == "fp16" else "no", gradient_accumulation_steps=1,
         log_with=trackers or None, project_dir=str(config.folder),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,11 @@ class Sums:
         self.mean(f"{name}/square", seen.square())
         self.mean(f"{name}/nan_frac", values.isnan().float())
 
-    def reduced(self, accelerator: Accelerator) -> dict[str, float]:
-        """{name: weighted mean over all ranks}."""
+    def reduced(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """{name: weighted mean over all ranks}; `total` sums a tensor over them."""
         names = sorted(self.parts)
         table = torch.stack([torch.stack(self.parts[name]).sum(0).cpu() for name in names])
-        if accelerator.num_processes > 1:
-            table = accelerator.reduce(table.to(accelerator.device)).cpu()
+        table = total(table)
         means = dict(zip(names, (table[:, 0] / table[:, 1]).tolist(), strict=True))
         for name in [n for n in names if n.endswith("/square")]:
             mean = means[name.replace("/square", "/mean")]
@@ -48,8 +47,8 @@ class Sums:
 class Teller:
     """Writes rows as they come; on ranks other than the main one it is silent."""
 
-    def __init__(self, folder: Path, accelerator: Accelerator, steps: int, headline: str, first: int = 0) -> None:
-        self.accelerator, self.main, self.headline = accelerator, accelerator.is_main_process, headline
+    def __init__(self, folder: Path, accelerator: Accelerator, steps: int, first: int = 0) -> None:
+        self.accelerator, self.main = accelerator, accelerator.is_main_process
         self.path, self.steps = folder / "metrics.jsonl", steps
         self.console = Console(stderr=True, quiet=not self.main)
         if self.main:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def train_step(s: Session, step: int) -> dict[str, float]:
     rollout = credit(s, rollout, sums)
     with clock("learn"):
         learn(s, rollout, cond, step, sums)
-    return {**sums.reduced(s.accelerator), **clock.seconds}
+    return {**sums.reduced(s.total), **clock.seconds}
 
 
 def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
@@ -65,10 +66,9 @@ def judge(s: Session, rollout: Rollout, prompts: list[Prompt], sums: Sums) -> Ro
 def credit(s: Session, rollout: Rollout, sums: Sums) -> Rollout:
     """Advantages and weights of samples and, by back-up, of edges."""
     c, edges, device = s.config.credit, rollout.edges, rollout.x0.device
-    reduce = s.accelerator.reduce if s.accelerator.num_processes > 1 else lambda x: x
     columns = rollout.rewards.new_tensor(s.rewards.weights)
     group = rollout.group.cpu()
-    adv, weight = group_advantages(rollout.rewards, group, columns, c.normalise, c.clip, reduce)
+    adv, weight = group_advantages(rollout.rewards, group, columns, c.normalise, c.clip, s.total)
     flat = torch.zeros(int(group.max()) + 1).index_add(0, group, (adv * weight).abs())[group.unique()] == 0
     sums.mean("credit/zero_std_frac", flat.float())
     adv, weight = adv.to(device), weight.to(device)
@@ -97,7 +97,7 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
     """
     acc, rows = s.accelerator, s.plan.rows_per_forward
     charges = [(name, c, REGULARISERS[name]) for name, c in s.config.regularise.items()]
-    totals = acc.reduce(torch.stack([point.weight.sum(), point.row_weight().sum()]).float()).clamp(min=1e-12)
+    totals = s.total(torch.stack([point.weight.sum(), point.row_weight().sum()])).clamp(min=1e-12)
     for start in range(0, len(point), rows):
         part = s.policy.bound(point.rows(start, start + rows), acted)
         with nullcontext() if start + rows >= len(point) else acc.no_sync(s.adapter.network):
@@ -123,7 +123,7 @@ def _step(s: Session, sums: Sums) -> None:
     o = s.config.optimiser
     for group in s.optimiser.param_groups:
         group["lr"] = o.lr * min(1.0, (s.policy.updates + 1) / (o.warmup + 1))
-    norm = s.accelerator.clip_grad_norm_(s.policy.parameters, o.max_grad_norm)
+    norm = cast(Tensor, s.accelerator.clip_grad_norm_(s.policy.parameters, o.max_grad_norm))
     finite = bool(torch.isfinite(norm))
     if finite:
         s.optimiser.step()

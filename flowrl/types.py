@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LATER = torch.empty(0)  # a field that a later stage fills
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -91,8 +93,8 @@ class Edges:
     parent: Tensor  # [E] the edge above, -1 at a root
     x_next: Tensor  # [E, *L], rounded to the storage dtype before its log-prob was taken
     logp: Tensor  # [E], mean over the latent's elements
-    adv: Tensor | None = None  # [E]
-    weight: Tensor | None = None  # [E]
+    adv: Tensor = LATER  # [E]
+    weight: Tensor = LATER  # [E]
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,9 @@ class Rollout:
     states: States
     edges: Edges
     version: int  # of the weights that acted
-    rewards: Tensor | None = None  # [N, R], NaN = no verdict
-    adv: Tensor | None = None  # [N]
-    weight: Tensor | None = None  # [N], 0 = no verdict
+    rewards: Tensor = LATER  # [N, R], NaN = no verdict
+    adv: Tensor = LATER  # [N]
+    weight: Tensor = LATER  # [N], 0 = no verdict
 
     @property
     def prompt(self) -> Tensor:

@@ -251,25 +251,26 @@ def train_transformer(work: Path, pipe: StableDiffusion3Pipeline, steps: int, ba
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimiser.step()
-        torch._foreach_lerp_(average, list(network.parameters()), 1 - min(0.999, (step + 1) / (step + 10)))
+        live = [p.detach() for p in network.parameters()]
+        torch._foreach_lerp_(average, live, 1 - min(0.999, (step + 1) / (step + 10)))
         if (step + 1) % 500 == 0:
             torch.save({"network": network.state_dict(), "optimiser": optimiser.state_dict(), "average": average,
                         "step": step + 1}, work / "partial.pt")  # fmt: skip
             (work / "partial.pt").replace(path)
-            live = [p.detach().clone() for p in network.parameters()]
-            torch._foreach_copy_(list(network.parameters()), average)
-            g = torch.Generator().manual_seed(SEED)
-            t = (torch.arange(len(held_z)) + 0.5) / len(held_z)
-            eps = torch.randn(held_z.shape, generator=g)
-            text = (table[held_rows], pooled[held_rows])
             with torch.no_grad():
+                live = [p.clone() for p in live]
+                torch._foreach_copy_(list(network.parameters()), average)
+                g = torch.Generator().manual_seed(SEED)
+                t = (torch.arange(len(held_z)) + 0.5) / len(held_z)
+                eps = torch.randn(held_z.shape, generator=g)
+                text = (table[held_rows], pooled[held_rows])
                 parts = torch.arange(len(held_z)).split(64)
                 validation = torch.cat(
                     [flow_loss(network, held_z[i], t[i], eps[i], (text[0][i], text[1][i])) for i in parts]
                 ).mean()
-            pictures = generate(network, vae, asked_text, torch.randn(len(asked) * 2, 8, 8, 8, generator=g), 8)
+                pictures = generate(network, vae, asked_text, torch.randn(len(asked) * 2, 8, 8, 8, generator=g), 8)
+                torch._foreach_copy_(list(network.parameters()), live)
             partial, strict = verifier.verify(pictures, [p.metadata["scene"] for p in asked for _ in range(2)])
-            torch._foreach_copy_(list(network.parameters()), live)
             log(work, step=step + 1, loss=loss.item(), validation=validation.item(), partial=partial.mean().item(),
                 strict=strict.mean().item(), s=time.time() - start)  # fmt: skip
     with torch.no_grad():

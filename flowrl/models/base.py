@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import diffusers
 import torch
-from torch import Tensor, nn
+import transformers
+from torch import Tensor
 
 from flowrl.types import Cond, LatentSpec, Prompt
 
@@ -23,7 +27,7 @@ class Adapter(Protocol):
     """
 
     pipeline: Any
-    network: nn.Module
+    network: Any  # nn.Module, wrapped where several processes train it
     latent: LatentSpec
     lora_targets: Sequence[str]
     t_range: tuple[float, float]
@@ -40,6 +44,10 @@ class Adapter(Protocol):
 
     def decode(self, x0: Tensor) -> Tensor:
         """[N, 3, H, W] uint8 on the CPU."""
+        ...
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """[N, 3, H, W] uint8 through the autoencoder and back: the best any latent can do."""
         ...
 
     def noise(self, keys: Iterable[Sequence[int]]) -> Tensor:
@@ -62,6 +70,17 @@ def locate(path: str) -> str:
             "folder, a hub id, or the embedded model 'shapes-sd3'"
         )
     return path
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """No progress bars for weights that are read from disk; those of downloads stay."""
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        # `dtype`, the new name, is not known to all releases in our range
+        warnings.filterwarnings("ignore", message=".*torch_dtype.*deprecated", category=FutureWarning)
+        yield
 
 
 def guided(velocity, x: Tensor, t: Tensor, scale: float, cond: list[Tensor], negative: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from flowrl import draws, grids
-from flowrl.models.base import guided, locate, to_uint8, warn_truncated
+from flowrl.models.base import guided, locate, quiet_loading, to_uint8, warn_truncated
 from flowrl.types import Cond, LatentSpec, Prompt
 
 
@@ -29,9 +29,12 @@ class SD3:
 
     def load(self, device: torch.device, dtype: torch.dtype) -> SD3Adapter:
         path = locate(self.path)
-        index = StableDiffusion3Pipeline.load_config(path, revision=self.revision)
+        index: Any = StableDiffusion3Pipeline.load_config(path, revision=self.revision)
         absent = {name: None for name, component in index.items() if component == [None, None]}  # T5 may be left out
-        pipeline = StableDiffusion3Pipeline.from_pretrained(path, revision=self.revision, torch_dtype=dtype, **absent)
+        with quiet_loading():
+            pipeline = StableDiffusion3Pipeline.from_pretrained(
+                path, revision=self.revision, torch_dtype=dtype, **absent
+            )
         return SD3Adapter(self, pipeline.to(device))
 
 
@@ -77,10 +80,11 @@ class SD3Adapter:
         return Cond(inputs, torch.arange(len(prompts), device=self.device), self.config.guidance)
 
     def _embed(self, texts: list[str]) -> tuple[Tensor, Tensor]:
-        sequence, _, pooled, _ = self.pipeline.encode_prompt(
-            texts, None, None, device=self.device, do_classifier_free_guidance=False,
+        embeddings: Any = self.pipeline.encode_prompt(
+            texts, texts, texts, device=self.device, do_classifier_free_guidance=False,
             max_sequence_length=self.config.max_sequence_length,
         )  # fmt: skip
+        sequence, _, pooled, _ = embeddings
         return sequence, pooled
 
     def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:

@@ -61,7 +61,7 @@ def look(image: np.ndarray) -> tuple[list[Seen], int]:
     foreground = rgb.max(-1) - rgb.min(-1) > SATURATION
     away = abs(_hue(rgb)[..., None] - _HUES)
     colour = np.minimum(away, 1 - away).argmin(-1)
-    regions, _ = ndimage.label(foreground, structure=np.ones((3, 3)))
+    regions: np.ndarray = ndimage.label(foreground, structure=np.ones((3, 3)))[0]  # type: ignore[index]
     seen, junk, dust = [], 0, 0
     for number, box in enumerate(ndimage.find_objects(regions), start=1):
         mask = regions[box] == number

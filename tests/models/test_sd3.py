@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
-from diffusers.utils import convert_state_dict_to_diffusers
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from peft import get_peft_model_state_dict
 from torch.testing import assert_close
 
@@ -102,17 +101,17 @@ def test_the_gradient_reaches_every_lora_target_and_nothing_else(tiny):
     assert adapted == targets and len(targets) == 2 * 8 - 1  # the last block has no text output
     x = noise_of(adapter)
     adapter.velocity(x, torch.full((len(x),), 0.6), adapter.encode(ASKED)).square().sum().backward()
-    assert all(p.grad.abs().sum() > 0 for p in policy.parameters)
+    still = {n.split(".lora_")[0] for n, p in zip(policy.names, policy.parameters, strict=True) if not p.grad.any()}
+    assert still == {"transformer_blocks.1.attn.add_q_proj"}  # what the text asks in the last block is thrown away
     rest = [p for name, p in adapter.network.named_parameters() if name not in policy.names]
     assert all(p.grad is None for p in (*rest, *adapter.pipeline.vae.parameters()))
 
 
 def test_state_dict_keys_stay_stock(tiny):
-    stock_keys = set(StableDiffusion3Pipeline.from_pretrained(
-        tiny, text_encoder_3=None, tokenizer_3=None).transformer.state_dict())  # fmt: skip
     adapter = load(tiny)
     Policy(adapter, None, Slots(), seed=0, autocast=None)
-    assert set(adapter.network.state_dict()) == stock_keys
+    stock_network = SD3Transformer2DModel.from_pretrained(tiny / "transformer")
+    assert list(adapter.network.state_dict()) == list(stock_network.state_dict())
 
 
 def test_a_lora_file_gives_the_stock_pipeline_our_samples(tiny, tmp_path):
@@ -121,11 +120,12 @@ def test_a_lora_file_gives_the_stock_pipeline_our_samples(tiny, tmp_path):
     with_lora(adapter)
     tuned = ours(adapter, 4)
     assert (tuned - base).abs().max() > 0.1
-    layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(adapter.network))
-    adapter.pipeline.save_lora_weights(tmp_path, transformer_lora_layers=layers)
+    layers, settings = get_peft_model_state_dict(adapter.network), adapter.network.peft_config["default"].to_dict()
+    adapter.pipeline.save_lora_weights(
+        tmp_path, transformer_lora_layers=layers, transformer_lora_adapter_metadata=settings
+    )
     fresh = load(tiny)
     fresh.pipeline.load_lora_weights(tmp_path)
-    # peft writes no alpha into these files, so the scale alpha / rank = 2 is given where they are used
     assert_close(stock(fresh.pipeline, adapter, 4), tuned, atol=1e-4, rtol=0)
 
 

@@ -1,0 +1,217 @@
+"""Whole steps and whole runs on a very small pipeline: repeated, interrupted, split, starved of rewards, mistyped."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from flowrl import checkpoint, run, train
+from flowrl.forwards import forwards
+from flowrl.session import ask, start
+from flowrl.tell import Sums
+from tests.tiny import NFT, config
+
+RECIPES = {
+    "flow_grpo": (),
+    "tree": ("sampler.window={size: 2, start: random}", "sampler.branch=2"),
+    "nft, all weights": (*NFT, "model.lora=null", "optimiser.updates=2", "regularise.velocity_kl=0.1"),
+}
+
+
+def untimed(metrics):
+    """As text, so that NaN equals NaN."""
+    return json.dumps({name: value for name, value in sorted(metrics.items()) if not name.startswith("time/")})
+
+
+def weights(s, slot="current"):
+    return torch.cat([value.flatten() for value in s.policy.state()[0][slot].values()]).clone()
+
+
+def trained(c, steps):
+    s = start(c)
+    return s, [train.train_step(s, step) for step in range(steps)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_run_repeats_bit_by_bit(tiny, tmp_path, recipe):
+    (one, rows), (other, again) = (trained(config(tmp_path, tiny, *recipe), 2) for _ in range(2))
+    assert [untimed(row) for row in rows] == [untimed(row) for row in again]
+    assert untimed(rows[0]) != untimed(rows[1])
+    for slot in ("current", "old", "average"):
+        assert torch.equal(weights(one, slot), weights(other, slot))
+    assert not torch.equal(weights(one), weights(one, "ref"))
+
+
+def test_another_seed_is_another_run(tiny, tmp_path):
+    (_, (row,)), (_, (other,)) = (trained(config(tmp_path, tiny, f"seed={seed}"), 1) for seed in (0, 1))
+    assert untimed(row) != untimed(other)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_killed_run_goes_on_as_if_nothing_had_been(tiny, tmp_path, monkeypatch, recipe):
+    recipe = (*recipe, "steps=4", "save.every=2")
+    whole = run.run(config(tmp_path / "whole", tiny, *recipe))
+    killed = config(tmp_path / "killed", tiny, *recipe)
+
+    def power_cut(s, step):
+        if step == 3:
+            raise KeyboardInterrupt
+        return train.train_step(s, step)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(run, "train_step", power_cut)
+        run.run(killed)
+    assert [f.name for f in checkpoint.complete(killed.folder / "checkpoints")] == ["step-000002"]
+    run.run(killed, resume=True)
+
+    rows, again = (
+        [untimed(json.loads(row)) for row in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, killed.folder)
+    )
+    assert len(rows) == 4 and rows == again
+    for name in ("current", "old", "ref", "average"):
+        one, other = (folder / f"checkpoints/step-000004/{name}.safetensors" for folder in (whole, killed.folder))
+        assert one.read_bytes() == other.read_bytes(), name
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_the_micro_batch_does_not_change_the_first_step(tiny, tmp_path, recipe):
+    seen = [trained(config(tmp_path, tiny, *recipe, f"compute.rows_per_forward={n}"), 1)[1][0] for n in (1, 3, 999)]
+    for row in seen[1:]:
+        assert row["train/grad_norm"] == pytest.approx(seen[0]["train/grad_norm"], rel=1e-5)
+        assert row["train/loss"] == pytest.approx(seen[0]["train/loss"], rel=1e-5, abs=1e-6)
+
+
+COUNTED = {  # rows of the rollout, and of the updates in steps 0, 1 and 2; 8 samples and 4 times
+    "flow_grpo": ((), 4 * 8, [24, 24, 24]),
+    "flow_grpo with a KL": (("regularise.path_kl=0.1",), 4 * 8, [24, 48, 48]),
+    "guard": (("algorithm.guard=true", "optimiser.updates=2"), 4 * 8, [24, 24, 24]),
+    "nft": ((*NFT, "optimiser.updates=2"), 4 * 8, [8 + 4, 8 + 4, 8 + 4]),
+    "nft with a KL": ((*NFT, "optimiser.updates=2", "regularise.velocity_kl=0.1"), 4 * 8, [12, 20, 20]),
+    "nft with a slow old policy": ((*NFT, "policy.old={rate: 0.1, cap: 0.5}"), 4 * 8, [8, 16, 16]),
+    "nft with guidance": ((*NFT, "model.guidance=2.0"), 4 * 16, [16, 16, 16]),
+    "tree": (("sampler.window={size: 2, start: 0}", "sampler.branch=3"), 8 + 24 + 72 + 72, [32, 32, 32]),
+}
+
+
+@pytest.mark.parametrize("recipe, rollout, updates", COUNTED.values(), ids=COUNTED)
+def test_the_network_runs_as_often_as_planned(tiny, tmp_path, recipe, rollout, updates):
+    c = config(tmp_path, tiny, *recipe, "compute.rows_per_forward=5")
+    s, seen = start(c), []
+    s.adapter.network.register_forward_hook(lambda network, args, output: seen.append(len(output[0])))
+    for step, rows in enumerate(updates):
+        train.train_step(s, step)
+        planned = forwards(c, step)
+        assert sum(seen) == rollout + rows
+        assert planned.rollout.rows == rollout and (planned.current + planned.others).rows == rows
+        assert len(seen) == (planned.rollout + planned.current + planned.others).calls
+        seen.clear()
+
+
+STARVED = """
+import math
+
+import numpy as np
+
+
+def score(images, prompts, metadata):
+    values = [float(np.asarray(image).mean()) for image in images]
+    return [math.nan if i == 2 else value for i, value in enumerate(values)]
+
+
+def equal(images, prompts, metadata):
+    return [0.5] * len(images)
+
+
+def silent(images, prompts, metadata):
+    return [math.nan] * len(images)
+"""
+
+
+def starved(tmp_path, tiny, function, policy, *overrides):
+    path = tmp_path / "starved.py"
+    path.write_text(STARVED)
+    reward = json.dumps([{"name": f"{path}:{function}", "on_failure": policy}])
+    return config(tmp_path, tiny, f"rewards={reward}", *overrides)
+
+
+@pytest.mark.parametrize("recipe", [(), NFT], ids=["flow_grpo", "nft"])
+@pytest.mark.parametrize("policy, lost", [("drop_sample", [2]), ("drop_group", [0, 1, 2, 3])])
+def test_a_sample_without_a_verdict_weighs_nothing(tiny, tmp_path, policy, lost, recipe):
+    s, sums = start(starved(tmp_path, tiny, "score", policy, *recipe)), Sums()
+    prompts, roots = ask(s, 0)
+    cond = s.adapter.encode(prompts)
+    rollout = train.credit(s, train.judge(s, train.act(s, cond, roots, 0), prompts, sums), sums)
+    assert (rollout.weight == 0).nonzero().flatten().tolist() == lost
+    assert not rollout.adv[lost].any() and torch.isfinite(rollout.adv).all()
+    kept = [i for i in range(8) if i not in lost]
+    assert_close(rollout.adv[kept].view(-1, len(kept) // 2 if policy == "x" else len(kept)).sum(), torch.tensor(0.0), atol=1e-5, rtol=0)
+
+    before = weights(s)
+    metrics = train.train_step(s, 0)
+    assert metrics["train/skipped"] == 0 and math.isfinite(metrics["train/loss"]) and metrics["train/grad_norm"] > 0
+    (frac,) = (value for name, value in metrics.items() if name.endswith("/nan_frac"))
+    assert frac == len(lost) / 8
+    assert torch.isfinite(weights(s)).all() and not torch.equal(weights(s), before)
+
+
+@pytest.mark.parametrize("recipe", [(), NFT], ids=["flow_grpo", "nft"])
+@pytest.mark.parametrize("function", ["equal", "silent"])
+def test_rewards_without_a_signal_move_nothing(tiny, tmp_path, function, recipe):
+    c = starved(tmp_path, tiny, function, "drop_sample", *recipe, "optimiser={lr: 0.01, weight_decay: 0, updates: 2}")
+    s, rows = trained(c, 2)
+    assert [row["credit/zero_std_frac"] for row in rows] == [1, 1]
+    assert torch.equal(weights(s), weights(s, "ref"))
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_and_ends_the_run_in_time(tiny, tmp_path):
+    s = start(config(tmp_path, tiny))
+    with torch.no_grad():
+        s.policy.parameters[0].fill_(math.inf)
+    before = weights(s)
+    with pytest.raises(train.Diverged, match="not been finite for 5 updates: lower optimiser.lr"):
+        for step in range(5):
+            assert train.train_step(s, step)["train/skipped"] == 1
+            assert step < 4
+    assert torch.equal(weights(s), before) and s.policy.updates == 0
+
+
+def flowrl(*arguments, cwd):
+    """The command, as a user gives it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        [sys.executable, "-m", "flowrl", *arguments], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_run_from_the_command_line(tiny, tmp_path):
+    c = config(tmp_path, tiny, "steps=1")
+    (tmp_path / "mine.yaml").write_text(c.to_yaml())
+    done = flowrl("train", "mine.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(c.folder)
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints", "export"} <= set(os.listdir(c.folder))
+    again = flowrl("train", "mine.yaml", cwd=tmp_path)
+    assert again.returncode == 2 and "is not empty" in again.stderr and "Traceback" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        pytest.param(["mine.yaml", "sampler.stepz=4"], "sampler.steps", id="misspelt key"),
+        pytest.param(["mien.yaml"], "mine.yaml", id="missing file"),
+        pytest.param(["mine.yaml", "data.group_size=1"], "data.group_size = 1", id="group of one"),
+    ],
+)
+def test_a_users_mistake_is_one_message_and_status_2(tiny, tmp_path, arguments, message):
+    (tmp_path / "mine.yaml").write_text(config(tmp_path, tiny).to_yaml())
+    done = flowrl("train", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr and not done.stdout
+    assert not (tmp_path / "run/checkpoints").exists()
