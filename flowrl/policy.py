@@ -29,6 +29,10 @@ class LoRA:
     alpha: int = 64
     targets: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 1:
+            raise ValueError(f"rank is {self.rank} and alpha {self.alpha}: both must be at least 1")
+
 
 @dataclass(frozen=True)
 class Decay:
@@ -42,7 +46,12 @@ class Decay:
     flat: int = 0
     clock: Literal["update", "rollout"] = "update"
 
+    def __post_init__(self) -> None:
+        if self.rate < 0 or not 0 <= self.cap < 1:
+            raise ValueError(f"rate is {self.rate:g} and cap {self.cap:g}: rate is at least 0, cap in [0, 1)")
+
     def kept(self, k: int) -> float:
+        """The share of itself that the slot keeps at clock k."""
         return max(0.0, min(self.cap, self.rate * (k - self.flat)))
 
 
@@ -51,6 +60,10 @@ class Averaging:
     """Average of the weights over updates, keeping min((1 + k) / (10 + k), decay) at update k."""
 
     decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay is {self.decay:g}: it must lie in [0, 1)")
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,18 @@ ANY = None
 TABLE = {
     "flowrl.registry": ("", "pydantic yaml"),
     "flowrl.config_file": ("", "pydantic yaml"),
-    "flowrl.config": ("flowrl.registry flowrl.config_file", "pydantic yaml"),
+    "flowrl.config_errors": ("flowrl.config_file", "pydantic"),
+    "flowrl.config_blocks": ("flowrl.registry", "pydantic"),
+    "flowrl.config": (
+        "flowrl.registry flowrl.config_file flowrl.config_blocks flowrl.config_errors",
+        "pydantic yaml",
+    ),
     "flowrl.types": ("", "torch"),
     "flowrl.draws": ("", "torch"),
     "flowrl.flow": ("flowrl.types flowrl_kernels", "torch"),
     "flowrl.grids": ("flowrl.types flowrl_kernels", "torch"),
     "flowrl.credit": ("flowrl.types flowrl_kernels", "torch"),
     "flowrl.regularise": ("flowrl.types flowrl.flow flowrl_kernels", "torch"),
-    "flowrl.preference": ("flowrl.types flowrl_kernels", "torch"),
     "flowrl.sample": ("flowrl.types flowrl.flow flowrl.draws", "torch"),
     "flowrl.algorithms": (
         "flowrl.types flowrl.flow flowrl.draws flowrl.grids flowrl.credit flowrl.registry",
@@ -34,7 +38,7 @@ TABLE = {
     ),
     "flowrl.verdicts": ("flowrl.types", "torch numpy"),
     "flowrl.rewards": ("flowrl.types flowrl.registry flowrl.verdicts", "torch numpy PIL pydantic"),
-    "flowrl.policy": ("flowrl.types flowrl.preference flowrl.models.base", "torch accelerate peft safetensors"),
+    "flowrl.policy": ("flowrl.types flowrl.models.base", "torch accelerate peft safetensors"),
     "flowrl_kernels": ("", "torch triton"),
     "flowrl_rewards": ("flowrl.types flowrl.rewards flowrl.zoo", ANY),
 }
