@@ -5,6 +5,7 @@ Shape letters: P prompts, K seeds, R reward columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,16 +62,19 @@ def score(bank: RewardBank, prompts: Sequence[Prompt], images: Tensor) -> Scores
     return Scores(rewards, probes, images)
 
 
-def interval(values: np.ndarray, draws: int = 10_000, seed: int = 0) -> tuple[float, float]:
+def interval(values: np.ndarray, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
     """The 95 % bootstrap interval of the mean of values [P], resampling prompts."""
-    picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
-    low, high = np.quantile(values[picks].mean(1), [0.025, 0.975])
+    rng = np.random.default_rng(seed)
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
 def compare(base: Tensor, tuned: Tensor) -> dict[str, Any]:
-    """Means, paired difference and its interval over prompts; values [P, K], NaN = no verdict."""
-    paired = (tuned - base).nanmean(1)
+    """Means, paired difference and its interval over prompts; values [P, K], NaN = no verdict on the pair."""
+    both = tuned - base
+    base, tuned = (values.masked_fill(both.isnan(), math.nan) for values in (base, tuned))
+    paired = both.nanmean(1)
     paired = paired[~paired.isnan()].double().numpy()
     low, high = interval(paired)
     return {
@@ -88,8 +92,8 @@ def evaluate(s: Session, prompts: Sequence[Prompt], bank: RewardBank, seeds: int
     for name in bank.columns:
         row = compare(base.rewards[name], tuned.rewards[name])
         row["ceiling"] = best.get(name)
-        gap = (row["ceiling"] or 0.0) - row["base"]
-        if gap > 0:
+        if row["ceiling"] is not None and row["ceiling"] > row["base"]:
+            gap = row["ceiling"] - row["base"]
             row["closed"] = {"share": row["diff"] / gap, "ci95": [value / gap for value in row["ci95"]]}
         report["rewards"][name] = row
     for name, values in base.probes.items():
@@ -102,13 +106,14 @@ def evaluate(s: Session, prompts: Sequence[Prompt], bank: RewardBank, seeds: int
 
 
 def ceiling(s: Session, prompts: Sequence[Prompt], bank: RewardBank) -> dict[str, float]:
-    """The scores of true scenes through the autoencoder, where the prompts say what is true; else nothing."""
-    if not all("scene" in p.metadata for p in prompts):
+    """The scores of true scenes through the autoencoder, by the rewards that judge a scene; else nothing."""
+    specs = [spec for spec, scorer in bank.scorers if "scene" in scorer.needs]
+    if not specs or not all("scene" in p.metadata for p in prompts):
         return {}
     from flowrl.zoo import shapes
 
     rng = np.random.default_rng(EVALUATION_SEED)
     truth = np.stack([shapes.picture(p.metadata["scene"], rng) for p in prompts for _ in range(8)])
     images = s.adapter.reconstruct(torch.from_numpy(truth).permute(0, 3, 1, 2))
-    scores = score(bank, prompts, images.unflatten(0, (len(prompts), 8)))
+    scores = score(RewardBank(specs), prompts, images.unflatten(0, (len(prompts), 8)))
     return {name: values.nanmean().item() for name, values in scores.rewards.items()}

@@ -101,6 +101,8 @@ def _headline(result: Result | None, rows: Rows, rewards: Sequence[str]) -> str:
     if result:
         name, row = next(iter(result["rewards"].items()))
         low, high = row["ci95"]
+        if not row["n"]:
+            return f"{name} has no verdict on any prompt."
         verb = "rose" if low > 0 else "fell" if high < 0 else "did not change measurably"
         n, closed = tables.places(row), row.get("closed")
         gap = f", {closed['share']:.0%} of the gap to the ceiling" if closed else ""

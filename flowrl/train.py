@@ -97,7 +97,10 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
     """
     acc, rows = s.accelerator, s.plan.rows_per_forward
     charges = [(name, c, REGULARISERS[name]) for name, c in s.config.regularise.items()]
-    totals = s.total(torch.stack([point.weight.sum(), point.row_weight().sum()])).clamp(min=1e-12)
+    totals = s.total(torch.stack([point.weight.sum(), point.row_weight().sum()]))
+    if not totals[0]:  # no verdict on any process
+        sums.mean("train/skipped", torch.ones(1))
+        return
     for start in range(0, len(point), rows):
         part = s.policy.bound(point.rows(start, start + rows), acted)
         with nullcontext() if start + rows >= len(point) else acc.no_sync(s.adapter.network):
@@ -119,7 +122,7 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
 
 
 def _step(s: Session, sums: Sums) -> None:
-    """Clip and step; an update without a finite gradient, or without any verdict, is left out and counted."""
+    """Clip and step; an update without a finite gradient is left out and counted."""
     o = s.config.optimiser
     for group in s.optimiser.param_groups:
         group["lr"] = o.lr * min(1.0, (s.policy.updates + 1) / (o.warmup + 1))

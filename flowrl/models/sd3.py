@@ -51,6 +51,7 @@ class SD3Adapter:
         for frozen in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
             if frozen is not None:
                 frozen.requires_grad_(False)
+        self._warned: set[str] = set()
         pipeline.vae.float()  # the decoder overflows in half precision
         size = config.resolution or pipeline.default_sample_size * pipeline.vae_scale_factor
         side = size // pipeline.vae_scale_factor
@@ -69,15 +70,19 @@ class SD3Adapter:
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Cond:
-        pipe = self.pipeline
-        readers = {"the first CLIP encoder": (pipe.tokenizer, pipe.tokenizer.model_max_length)}
-        if pipe.text_encoder_3 is not None:
-            readers["T5"] = (pipe.tokenizer_3, self.config.max_sequence_length)
-        warn_truncated(prompts, readers)
+        self._warn(prompts)
         text, pooled = self._embed([p.text for p in prompts])
         negative, negative_pooled = self._embed([self.config.negative])
         inputs = {"text": text, "pooled": pooled, "negative": negative, "negative_pooled": negative_pooled}
         return Cond(inputs, torch.arange(len(prompts), device=self.device), self.config.guidance)
+
+    def _warn(self, prompts: Sequence[Prompt]) -> None:
+        pipe = self.pipeline
+        readers = {"the CLIP encoders": (pipe.tokenizer, pipe.tokenizer.model_max_length)}
+        if pipe.text_encoder_3 is not None:
+            readers["T5"] = (pipe.tokenizer_3, self.config.max_sequence_length)
+        warn_truncated([p for p in prompts if p.text not in self._warned], readers)
+        self._warned.update(p.text for p in prompts)
 
     def _embed(self, texts: list[str]) -> tuple[Tensor, Tensor]:
         embeddings: Any = self.pipeline.encode_prompt(

@@ -184,8 +184,12 @@ def test_the_page_has_the_scores_of_each_guidance_scale(page):
             assert abs(number - scale[name]) <= half * 1.001
 
 
-def test_three_digits_are_shown_of_small_numbers():
-    assert "-0.00432" in report.table(evaluation())
+@pytest.mark.parametrize(
+    ("mean", "decimals"),
+    [(0.004321, 5), (0.3517, 3), (5.4321, 3), (20.345, 2), (1234.5, 2), (0.0, 3), (-0.004321, 5), (1e-12, 6)],
+)
+def test_decimals_show_three_digits(mean, decimals):
+    assert tables.places({"base": mean, "tuned": mean / 2}) == decimals
 
 
 def test_the_table_is_plain_and_narrow():
@@ -308,6 +312,15 @@ def test_the_headline_follows_the_interval(run, ci95, verb):
     result["rewards"]["shapes_strict"]["ci95"] = ci95
     (run / "evaluation.json").write_text(json.dumps(result))
     assert f"shapes_strict {verb}: 0.352 before, 0.457 after" in Page(report.write(run)).text
+
+
+def test_an_evaluation_without_a_verdict_claims_nothing(run):
+    result, nan = evaluation(), math.nan
+    result["rewards"]["shapes_strict"] = {
+        "base": nan, "tuned": nan, "diff": nan, "ci95": [nan, nan], "n": 0, "ceiling": None
+    }  # fmt: skip
+    (run / "evaluation.json").write_text(json.dumps(result))
+    assert "shapes_strict has no verdict on any prompt." in Page(report.write(run)).text
 
 
 def test_shares_of_time_are_of_the_medians(bare):
