@@ -27,7 +27,7 @@ class Sums:
 
     def spread(self, name: str, values: Tensor) -> None:
         """Add values [N] with NaN = none to name/mean, name/std and name/nan_frac."""
-        seen = values[~values.isnan()]
+        seen = values[~values.isnan()].double()  # the square of a mean cancels most digits
         self.mean(f"{name}/mean", seen)
         self.mean(f"{name}/square", seen.square())
         self.mean(f"{name}/nan_frac", values.isnan().float())

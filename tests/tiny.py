@@ -13,6 +13,13 @@ from flowrl.config import Config, resolve
 from flowrl.config_file import override
 
 TOKENS = 12
+REWARD = """
+import numpy as np
+
+
+def score(images, prompts, metadata):
+    return [round(float(np.asarray(image).mean()) / 255, 3) for image in images]
+"""  # rounded, so that a level of one pixel, which may turn on 1e-7 in a latent, is nothing
 PROMPTS = ("red", "a cube", "two", "blue sky", "x")
 
 
@@ -48,10 +55,7 @@ def config(folder: Path, model: Path, *overrides: str) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     prompts, reward = folder / "prompts.txt", folder / "brightness.py"
     prompts.write_text("\n".join(PROMPTS) + "\n")
-    reward.write_text(
-        "import numpy as np\n\n\ndef score(images, prompts, metadata):\n"
-        "    return [float(np.asarray(image).mean()) / 255 for image in images]\n"
-    )
+    reward.write_text(REWARD)
     raw = {
         "run": str(folder / "run"),
         "steps": 3,
