@@ -50,8 +50,7 @@ def run(config: Config) -> list[Check]:
         if isinstance(config.algorithm, ReverseProcess):
             checks += ratio_is_1_before_the_first_update(s)
         checks.append(resuming_changes_nothing(s, Path(folder, "checkpoints")))
-        checks.append(no_forward_is_run_twice(s, s.config.steps))
-        checks.append(gradient_does_not_depend_on_the_split(s))
+        checks += [no_forward_is_run_twice(s, s.config.steps), gradient_does_not_depend_on_the_split(s)]
         return checks + exported_weights_are_ours(s, Path(folder, "export"))
 
 
@@ -150,10 +149,10 @@ def no_forward_is_run_twice(s: Session, step: int) -> Check:
 
 
 def gradient_does_not_depend_on_the_split(s: Session) -> Check:
-    """The first update of a rollout, row by row, in threes and at once; the weights are put back."""
+    """One update on a whole rollout, row by row, in threes and at once; the weights are put back."""
     rollout, cond = _rollout(s, s.config.steps)
-    updates, key = s.config.optimiser.updates, (s.config.seed, s.config.steps)
-    point = next(s.config.algorithm.points(rollout, cond[rollout.roots.prompt], updates, key))
+    key = s.config.seed, s.config.steps
+    point = next(s.config.algorithm.points(rollout, cond[rollout.roots.prompt], 1, key))
     policy, optimiser = copy.deepcopy(s.policy.state()), copy.deepcopy(s.optimiser.state_dict())
     seen = []
     for rows in (1, 3, len(point)):

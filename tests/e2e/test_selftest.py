@@ -90,6 +90,7 @@ def test_a_mean_of_micro_batch_means_is_found(session, monkeypatch):
 
 def test_an_export_of_other_weights_is_found(session, monkeypatch, tmp_path):
     export = selftest.export
+    session.policy.stepped()
     monkeypatch.setattr(selftest, "export", lambda s, folder, slot: export(s, folder, "average"))
     wrong, scale_0 = selftest.exported_weights_are_ours(session, tmp_path / "export")
     assert not wrong.passed and scale_0.passed
