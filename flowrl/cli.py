@@ -43,10 +43,12 @@ def train(
 ) -> None:
     """Train; the folder runs/NAME holds the resolved config, metrics, checkpoints and the exported weights."""
     from flowrl.config import load
-    from flowrl.run import run
 
     with _users_mistake():
-        folder = run(load(config, overrides or ()), resume, overwrite)
+        loaded = load(config, overrides or ())  # before the heavy imports: a mistake is told at once
+        from flowrl.run import run
+
+        folder = run(loaded, resume, overwrite)
     typer.echo(folder)
 
 

@@ -48,12 +48,13 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     accelerator.wait_for_everyone()
     folder, first, best = config.folder, 0, float("-inf")
     found = checkpoint.complete(folder / "checkpoints")[-1] if resume else None
+    if found:
+        _refuse_changed(config, folder)
     said: list[str] = []
     s = start(config, accelerator, said.append)
     if found:
         state = checkpoint.load(found, s.policy, s.optimiser)
         first, best = state["step"], state["best"]
-        _refuse_changed(config, folder)
     elif accelerator.is_main_process:
         (folder / "config.yaml").write_text(config.to_yaml())
         (folder / "environment.json").write_text(json.dumps(environment(s), indent=1))
@@ -66,11 +67,14 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
             if _due(config.evaluate.every, step) or (config.evaluate.every and last):
                 metrics |= held_out(s)
             teller.row(step, metrics)
-            best = max(best, metrics.get(f"eval/{config.save.best}", best))
-            if accelerator.is_main_process and (_due(config.save.every, step) or last):
-                checkpoint.save(
-                    folder / "checkpoints", step + 1, s.policy, s.optimiser, {"best": best}, config.save.keep
-                )
+            reached = metrics.get(f"eval/{config.save.best}", best)
+            better, best = reached > best, max(reached, best)
+            if accelerator.is_main_process:
+                if better:
+                    checkpoint.save(folder / "best", step + 1, s.policy, s.optimiser, {"best": best}, keep=1)
+                if last or _due(config.save.every, step):
+                    keep = config.save.keep
+                    checkpoint.save(folder / "checkpoints", step + 1, s.policy, s.optimiser, {"best": best}, keep)
     if accelerator.is_main_process:
         export(s, folder / "export")
     accelerator.end_training()

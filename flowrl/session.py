@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -72,12 +73,19 @@ def start(config: Config, accelerator: Accelerator | None = None, tell=lambda li
 
 
 def accelerate(config: Config) -> Accelerator:
-    """Gradients are summed and weighed by us: see `train.update`."""
+    """Gradients are summed and weighed by us: see `train.update`. ValueError: processes that do not know each other."""
     trackers: list[Any] = [name for name in config.track if name != "jsonl"]
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision="fp16" if config.compute.precision == "fp16" else "no", gradient_accumulation_steps=1,
         log_with=trackers or None, project_dir=str(config.folder),
     )  # fmt: skip
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != launched:
+        raise ValueError(
+            f"the launcher started {launched} processes, but each of them trains alone (num_processes = "
+            f"{accelerator.num_processes}); without a GPU set ACCELERATE_USE_CPU=true"
+        )
+    return accelerator
 
 
 def ask(s: Session, step: int) -> tuple[list[Prompt], Roots]:

@@ -86,7 +86,7 @@ class Teller:
 
 
 def _drop_rows_from(path: Path, first: int) -> None:
-    """A resumed run writes its steps again: drop the rows of steps >= first."""
+    """A resumed run writes its steps again: keep the first rows, which were whole before their checkpoint was."""
     if path.exists():
         rows = path.read_text().splitlines()
-        path.write_text("".join(row + "\n" for row in rows if json.loads(row)["step"] < first))
+        path.write_text("".join(row + "\n" for row in rows[:first]))

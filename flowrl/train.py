@@ -27,9 +27,9 @@ class Diverged(RuntimeError):
 PATIENCE = 5  # updates without a finite gradient before a run stops
 
 
-def train_step(s: Session, step: int) -> dict[str, float]:
-    """One rollout and its updates; returns the step's metrics, the same on every rank."""
-    clock, sums = Clock(), Sums()
+def train_step(s: Session, step: int, clock: Clock | None = None) -> dict[str, float]:
+    """One rollout and its updates, its stages by a clock; returns the step's metrics, the same on every rank."""
+    clock, sums = clock or Clock(), Sums()
     with clock("ask"):
         prompts, roots = ask(s, step)
         cond = s.adapter.encode(prompts)
@@ -37,7 +37,8 @@ def train_step(s: Session, step: int) -> dict[str, float]:
         rollout = act(s, cond, roots, step)
     with clock("judge"):
         rollout = judge(s, rollout, prompts, sums)
-    rollout = credit(s, rollout, sums)
+    with clock("credit"):
+        rollout = credit(s, rollout, sums)
     with clock("learn"):
         learn(s, rollout, cond, step, sums)
     return {**sums.reduced(s.total), **clock.seconds}
@@ -147,8 +148,13 @@ class Clock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        begun = now()
         yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds[f"time/{stage}"] = time.perf_counter() - begun
+        self.seconds[f"time/{stage}"] = now() - begun
+
+
+def now() -> float:
+    """Seconds, once the device is idle."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

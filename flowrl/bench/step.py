@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flowrl.config import Config
-from flowrl.session import Session, ask, start
-from flowrl.tell import Sums
-from flowrl.train import act, credit, judge, learn
+from flowrl.session import Session, start
+from flowrl.train import Clock, now, train_step
 
 
 @dataclass
@@ -29,11 +26,12 @@ class Tally:
     backwards: int = 0
 
 
-class Meter:
-    """Tallies the stages of a session's steps; forwards count by hooks, backwards around the accelerator's."""
+class Meter(Clock):
+    """A clock that tallies the stages of a step; forwards count by hooks, backwards around the accelerator's."""
 
     def __init__(self, s: Session) -> None:
-        self.s, self.tally, self._begun = s, Tally(), 0.0
+        super().__init__()
+        self.s, self.tallies, self._begun = s, dict[str, Tally](), 0.0
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -57,11 +55,11 @@ class Meter:
                 hook.remove()
 
     @contextmanager
-    def stage(self) -> Iterator[Tally]:
-        """A new tally, filled while inside."""
-        self.tally, begun = Tally(), now()
-        yield self.tally
-        self.tally.wall_s = now() - begun
+    def __call__(self, stage: str) -> Iterator[None]:
+        self.tally = self.tallies[stage] = Tally()
+        with super().__call__(stage):
+            yield
+        self.tally.wall_s = self.seconds[f"time/{stage}"]
 
     def _enter(self, *_: Any) -> None:
         self._begun = now()
@@ -72,29 +70,12 @@ class Meter:
         self.tally.rows += len(output[0])
 
 
-def now() -> float:
-    """Seconds, once the device is idle."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def staged_step(s: Session, step: int) -> dict[str, Tally]:
-    """The stages of `train.train_step`, tallied one by one; "media" is decoding and rewards."""
-    meter, sums = Meter(s), Sums()
+    """The stages of a training step, tallied one by one."""
+    meter = Meter(s)
     with meter.attached():
-        with meter.stage() as asked:
-            prompts, roots = ask(s, step)
-            cond = s.adapter.encode(prompts)
-        with meter.stage() as acted:
-            rollout = act(s, cond, roots, step)
-        with meter.stage() as media:
-            rollout = judge(s, rollout, prompts, sums)
-        with meter.stage() as credited:
-            rollout = credit(s, rollout, sums)
-        with meter.stage() as learnt:
-            learn(s, rollout, cond, step, sums)
-    return {"ask": asked, "act": acted, "media": media, "credit": credited, "learn": learnt}
+        train_step(s, step, meter)
+    return meter.tallies
 
 
 def measure(config: Config, steps: int) -> dict[str, Any]:
@@ -107,7 +88,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     s = start(config)
     seen = [staged_step(s, step) for step in range(steps + 1)][1:]
     act, learn = ([stages[name] for stages in seen] for name in ("act", "learn"))
-    walls = [sum(tally.wall_s for name, tally in stages.items() if name != "media") for stages in seen]
+    walls = [sum(tally.wall_s for name, tally in stages.items() if name != "judge") for stages in seen]
     networks = [stages["act"].network_s + stages["learn"].network_s for stages in seen]
     return {
         "act": _medians(act),
@@ -116,7 +97,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
             "wall_s": median(walls),
             "overhead": median(wall / network for wall, network in zip(walls, networks, strict=True)),
         },
-        "media_s": median(stages["media"].wall_s for stages in seen),
+        "media_s": median(stages["judge"].wall_s for stages in seen),
     }
 
 

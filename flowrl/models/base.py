@@ -10,9 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import diffusers
 import torch
-import transformers
 from torch import Tensor
 
 from flowrl.types import Cond, LatentSpec, Prompt
@@ -75,6 +73,9 @@ def locate(path: str) -> str:
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """No progress bars for weights that are read from disk; those of downloads stay."""
+    import diffusers
+    import transformers
+
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():

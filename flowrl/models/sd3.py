@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from flowrl import draws, grids
 from flowrl.models.base import guided, locate, quiet_loading, to_uint8, warn_truncated
 from flowrl.types import Cond, LatentSpec, Prompt
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusion3Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class SD3:
     decode_batch: int = 32
 
     def load(self, device: torch.device, dtype: torch.dtype) -> SD3Adapter:
+        from diffusers import StableDiffusion3Pipeline
+
         path = locate(self.path)
         index: Any = StableDiffusion3Pipeline.load_config(path, revision=self.revision)
         absent = {name: None for name, component in index.items() if component == [None, None]}  # T5 may be left out
