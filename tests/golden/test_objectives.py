@@ -112,7 +112,7 @@ def test_mixgrpo_schedule(golden, case):
 
 
 def test_nft_identity():
-    """(r |v+ - u|^2 + (1 - r) |v- - u|^2) / b = |e|^2 / b + 2 (2r - 1) <e, d> + b |d|^2, e = v_old - u, d = v - v_old"""
+    """(r |v+ - u|^2 + (1-r) |v- - u|^2) / b = |e|^2 / b + 2 (2r - 1) <e, d> + b |d|^2; e = v_old - u, d = v - v_old"""
     g = torch.Generator().manual_seed(0)
     v, old, u = torch.randn(3, 50, generator=g).double()
     r, b = 0.83, 0.4
