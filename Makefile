@@ -51,7 +51,7 @@ demo: $(STAMP)  ## train and evaluate the embedded model on the CPU; SEED=1 writ
 	$(BIN)/flowrl eval runs/$(DEMO)
 
 bench: $(STAMP)  ## time one training step
-	$(BIN)/flowrl bench step
+	$(BIN)/flowrl bench step shapes/flow_grpo
 
 clean:  ## build products and caches; .venv and runs stay
 	rm -rf build dist *.egg-info .ruff_cache .pytest_cache

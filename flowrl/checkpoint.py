@@ -42,7 +42,7 @@ def save(
         os.fsync(f.fileno())
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
-    for old in complete(root)[:-keep]:
+    for old in _found(root)[:-keep]:
         shutil.rmtree(old)
     return target
 
@@ -50,7 +50,7 @@ def save(
 def complete(root: Path) -> list[Path]:
     """The whole checkpoints of a run, oldest first; broken ones are named and passed over."""
     found = []
-    for folder in sorted(root.glob("step-*")):
+    for folder in _found(root):
         try:
             sums = json.loads((folder / "manifest.json").read_text())
             broken = [name for name, value in sums.items() if _sum(folder / name) != value]
@@ -71,9 +71,17 @@ def load(folder: Path, policy: Policy, optimiser: torch.optim.Optimizer | None =
     slots = ("current", "old", "ref", "average")
     policy.load_state({slot: load_file(folder / f"{slot}.safetensors") for slot in slots}, state["policy"])
     if optimiser is not None:
-        optimiser.load_state_dict(torch.load(folder / "optimiser.pt", weights_only=True))
+        optimiser.load_state_dict(torch.load(folder / "optimiser.pt", weights_only=True, map_location="cpu"))
     return state
 
 
+def _found(root: Path) -> list[Path]:
+    return sorted(root.glob("step-*"), key=lambda folder: int(folder.name.removeprefix("step-")))
+
+
 def _sum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with open(file, "rb") as f:
+        while chunk := f.read(1 << 24):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 bench = typer.Typer(no_args_is_help=True, help="Measure speed; ratios are taken inside one run.")
 app.add_typer(bench, name="bench")
@@ -25,13 +26,15 @@ def _users_mistake() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
+        log.debug("raised here", exc_info=True)
         typer.echo(f"flowrl: {error}", err=True)
         raise typer.Exit(2) from error
 
 
 @app.callback()
-def _logging() -> None:
+def _logging(verbose: Annotated[bool, typer.Option(help="Show where a message comes from.")] = False) -> None:
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    log.setLevel(logging.DEBUG if verbose else logging.WARNING)
 
 
 @app.command()
@@ -87,25 +90,27 @@ def show_data(
 @app.command("eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    prompts: Annotated[str, typer.Option(help="A prompt file or built-in set.")] = "shapes/heldout",
-    seeds: Annotated[int, typer.Option(min=1, help="Pictures a prompt.")] = 4,
+    prompts: Annotated[str | None, typer.Option(help="A prompt file or built-in set; else evaluate.test.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Pictures a prompt; else evaluate.seeds.")] = None,
     guided: Annotated[bool, typer.Option(help="Score the base with guidance, too.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Base against tuned on the same prompts and noise; writes evaluation.json, pictures and report.html."""
-    from flowrl import data, report
-    from flowrl.evaluate import evaluate as measure
-    from flowrl.rewards import RewardBank
-    from flowrl.run import reopen
+    from flowrl import report
 
     with _users_mistake():
-        asked = data.load(prompts).prompts
+        from flowrl import data
+        from flowrl.evaluate import evaluate as measure
+        from flowrl.run import reopen
+
         s = reopen(run)
-        bank = RewardBank(s.config.evaluate.rewards) if s.config.evaluate.rewards else s.rewards
-        bank.check(asked)
-    result, base, tuned = measure(s, asked, bank, seeds, guided)
+        e = s.config.evaluate
+        chosen = prompts or e.test
+        asked = data.load(chosen).prompts if chosen else s.held
+        s.judges.check(asked)
+        result, base, tuned = measure(s, asked, s.judges, seeds or e.seeds, guided)
     (run / "evaluation.json").write_text(json.dumps(result, indent=1))
-    report.save_pictures(run / "pictures", asked[: s.config.evaluate.pictures], base, tuned)
+    report.save_pictures(run / "pictures", asked[: e.pictures], base, tuned)
     path = report.write(run)
     if as_json:
         typer.echo(json.dumps(result))
@@ -133,8 +138,7 @@ def selftest(
     from flowrl.config import load
 
     with _users_mistake():
-        loaded = load(config, overrides or ())
-    results = checks.run(loaded)
+        results = checks.run(load(config, overrides or ()))
     typer.echo(checks.table(results))
     raise typer.Exit(0 if all(r.passed for r in results) else 1)
 
@@ -151,8 +155,7 @@ def bench_step(
     from flowrl.config import load
 
     with _users_mistake():
-        loaded = load(config, overrides or ())
-    result = step.measure(loaded, steps)
+        result = step.measure(load(config, overrides or ()), steps)
     typer.echo(json.dumps(result) if as_json else step.table(result))
 
 

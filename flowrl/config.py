@@ -85,9 +85,10 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """What `flowrl eval` and every `every`-th step measure; null takes the run's own."""
+    """What every `every`-th step and `flowrl eval` measure; null takes the run's own."""
 
-    prompts: Name | None = None
+    prompts: Name | None = None  # of a run's steps
+    test: Name | None = None  # of `flowrl eval`; null takes `prompts`
     every: NonNegativeInt = 0  # steps, 0 = only by `flowrl eval`
     seeds: PositiveInt = 4
     rewards: Rewards | None = None
@@ -97,9 +98,9 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Save:
-    every: NonNegativeInt = 0  # steps, 0 = only at the end
+    every: NonNegativeInt = 20  # steps, 0 = only at the end
     keep: PositiveInt = 2
-    best: Name | None = None  # the metric whose best checkpoint is kept, too
+    best: Name | None = None  # the reward of `evaluate` whose best checkpoint is kept in best/, too
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,6 @@ class Compute:
     rows_per_forward: PositiveInt | Literal["auto"] = "auto"
     checkpointing: bool = False
     threads: PositiveInt | None = None
-
-
-@dataclass(frozen=True)
-class Watch:
-    probes: Literal["default"] = "default"
 
 
 @with_config(STRICT)
@@ -141,7 +137,6 @@ class Config:
     evaluate: Evaluate = Evaluate()
     save: Save = Save()
     compute: Compute = Compute()
-    watch: Watch = Watch()
     track: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
 
     @property

@@ -109,6 +109,11 @@ def _misfit(config: Config) -> Iterator[str]:
             f"algorithm.name = {name} learns from stochastic steps and sampler.eta = 0 takes none: "
             "take sampler.kernel=flow_sde sampler.eta=0.7"
         )
+    if isinstance(algorithm, ReverseProcess) and config.policy.old.rate:
+        yield (
+            f"policy.old.rate = {config.policy.old.rate:g}: algorithm.name = {name} acts with the current policy, so "
+            "the old one is what acted; remove policy.old"
+        )
     if isinstance(algorithm, ForwardProcess):
         if sampler.branch > 1:
             yield (

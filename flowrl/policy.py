@@ -47,8 +47,11 @@ class Decay:
     clock: Literal["update", "rollout"] = "update"
 
     def __post_init__(self) -> None:
-        if self.rate < 0 or not 0 <= self.cap < 1:
-            raise ValueError(f"rate is {self.rate:g} and cap {self.cap:g}: rate is at least 0, cap in [0, 1)")
+        if self.rate < 0 or not 0 <= self.cap < 1 or bool(self.rate) != bool(self.cap):
+            raise ValueError(
+                f"rate is {self.rate:g} and cap {self.cap:g}: rate is at least 0, cap in [0, 1), and both are above 0 "
+                "or neither is"
+            )
 
     def kept(self, k: int) -> float:
         """The share of itself that the slot keeps at clock k."""
@@ -97,7 +100,7 @@ class Policy:
             r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian",
             target_modules=list(lora.targets or self.adapter.lora_targets),
         )  # fmt: skip
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.adapter.network.add_adapter(config)
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import torch
 
-from flowrl import checkpoint, data
+from flowrl import checkpoint
 from flowrl.config import Config
 from flowrl.evaluate import generate, score
 from flowrl.export import export
-from flowrl.rewards import RewardBank
-from flowrl.session import Session, accelerate, start
+from flowrl.session import Session, make_accelerator, start
 from flowrl.tell import Teller
 from flowrl.train import train_step
 
@@ -26,6 +25,10 @@ LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy"
 def prepare(config: Config, resume: bool, overwrite: bool) -> None:
     """Make the run's folder. ValueError: it is in use, or holds nothing to resume."""
     folder = config.folder
+    if resume and overwrite:
+        raise ValueError("--resume goes on with what --overwrite removes: give one of them")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"run = {config.run}: {folder} is a file; give another name")
     used = folder.exists() and any(folder.iterdir())
     if resume:
         if not checkpoint.complete(folder / "checkpoints"):
@@ -35,6 +38,8 @@ def prepare(config: Config, resume: bool, overwrite: bool) -> None:
         raise ValueError(
             f"run = {config.run}: {folder} is not empty; give another name (run=NAME), --resume or --overwrite"
         )
+    if used and not (folder / "config.yaml").exists():
+        raise ValueError(f"run = {config.run}: {folder} is no run's folder and is not removed; give another name")
     if used:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,7 @@ def prepare(config: Config, resume: bool, overwrite: bool) -> None:
 
 def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     """Train and leave the run's folder behind. ValueError: the user's mistake, before any weight is loaded."""
-    accelerator = accelerate(config)
+    accelerator = make_accelerator(config)
     if accelerator.is_main_process:
         prepare(config, resume, overwrite)
     accelerator.wait_for_everyone()
@@ -55,7 +60,7 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     if found:
         state = checkpoint.load(found, s.policy, s.optimiser)
         first, best = state["step"], state["best"]
-    elif accelerator.is_main_process:
+    if accelerator.is_main_process:
         (folder / "config.yaml").write_text(config.to_yaml())
         (folder / "environment.json").write_text(json.dumps(environment(s), indent=1))
     accelerator.init_trackers(config.run, {"config": config.to_yaml()})
@@ -68,7 +73,8 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
                 metrics |= held_out(s)
             teller.row(step, metrics)
             reached = metrics.get(f"eval/{config.save.best}", best)
-            better, best = reached > best, max(reached, best)
+            better = reached > best
+            best = reached if better else best
             if accelerator.is_main_process:
                 if better:
                     checkpoint.save(folder / "best", step + 1, s.policy, s.optimiser, {"best": best}, keep=1)
@@ -83,10 +89,7 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
 
 def held_out(s: Session) -> dict[str, float]:
     """eval/<reward>: means of the averaged weights on the prompts of the `evaluate` block."""
-    e = s.config.evaluate
-    bank = RewardBank(e.rewards) if e.rewards else s.rewards
-    prompts = data.load(e.prompts).prompts if e.prompts else s.prompts
-    scores = score(bank, prompts, generate(s, "average", prompts, e.seeds))
+    scores = score(s.judges, s.held, generate(s, "average", s.held, s.config.evaluate.seeds))
     return {f"eval/{name}": values.nanmean().item() for name, values in scores.rewards.items()}
 
 

@@ -42,6 +42,14 @@ class Window:
     stride: int = 1
     fade: tuple[int, float] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("size", "every", "stride"):
+            if vars(self)[name] < 1:
+                raise ValueError(
+                    f"sampler.window.{name} is {vars(self)[name]}: it must be at least 1; for all steps but the last "
+                    "leave the window out"
+                )
+
     def at(self, steps: int, seed: int, step: int) -> int:
         """The first stochastic step of rollout `step` on a grid of `steps` steps whose last one is never stochastic."""
         first, end = self.within or (0, steps - 1)
@@ -71,8 +79,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         for name, low in (("steps", 1), ("branch", 1), ("eta", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"sampler.{name} is {getattr(self, name)}: it must be at least {low}")
+            if vars(self)[name] < low:
+                raise ValueError(f"sampler.{name} is {vars(self)[name]}: it must be at least {low}")
         if (self.kernel == "ode") != (self.eta == 0):
             raise ValueError(
                 f"sampler.kernel is {self.kernel} with sampler.eta {self.eta:g}: the ode has eta 0, and a stochastic "
@@ -140,13 +148,10 @@ def sample(
         t, t_next, noisy = (x.new_full((len(x),), value) for value in (times[k], times[k + 1], eta))
         v = velocity(x, t, cond[root])
         if not eta:
-            clean = (flow.clean(x, v, t), times[k])
-            x = (
-                dpm2_step(x, v, times[k], times[k + 1], last)
-                if sampler.solver == "dpm2"
-                else flow.step("ode", x, v, t, t_next, noisy, cap)[0]
-            )
-            last = clean
+            if sampler.solver == "dpm2":
+                x, last = dpm2_step(x, v, times[k], times[k + 1], last), (flow.clean(x, v, t), times[k])
+            else:
+                x = flow.step("ode", x, v, t, t_next, noisy, cap)[0]
             continue
         mean, std = flow.step(sampler.kernel, x, v, t, t_next, noisy, cap)
         states.append(States(x.to(dtype), t, t_next, noisy, root, v.to(dtype) if keep_v else None))
@@ -154,8 +159,8 @@ def sample(
         place = place[child] * branch + torch.arange(len(child), device=device) % branch
         root, parent, mean, std = root[child], tip[child], mean[child], std[child]
         keys = [(*key, draws.EDGE, *who, k, p) for who, p in zip(roots.of(root), place.tolist(), strict=True)]
-        noise = draws.normal(x.shape[1:], keys).to(device)
-        x_next = (mean + flow.like(std, mean) * noise).to(dtype)
+        z = draws.normal(x.shape[1:], keys).to(device)
+        x_next = (mean + flow.like(std, mean) * z).to(dtype)
         x, last = x_next.float(), None
         edges.append(Edges(size + child, parent, x_next, flow.log_prob(sampler.kernel, x, mean, std)))
         tip = count + torch.arange(len(child), device=device)

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedType
 from torch import Tensor
 
 from flowrl import data, draws
@@ -28,6 +30,8 @@ class Session:
     prompts: list[Prompt]
     plan: Plan
     rewards: RewardBank
+    held: list[Prompt]  # what evaluations in the run ask
+    judges: RewardBank  # and who judges them
     adapter: Adapter
     policy: Policy
     optimiser: torch.optim.Optimizer
@@ -50,12 +54,20 @@ class Session:
 
 def start(config: Config, accelerator: Accelerator | None = None, tell=lambda line: None) -> Session:
     """Prompts, plan and rewards, then the weights. `tell` gets what the user should know, line by line."""
-    accelerator = accelerator or accelerate(config)
+    accelerator = accelerator or make_accelerator(config)
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     rewards = RewardBank(config.rewards)
     file = data.load(config.data.prompts, config.data.skip_bad, config.data.dedupe)
     rewards.check(file.prompts)
+    e = config.evaluate
+    held = data.load(e.prompts).prompts if e.prompts else file.prompts
+    judges = RewardBank(e.rewards) if e.rewards else rewards
+    judges.check(held)
+    if config.save.best and (config.save.best not in judges.columns or not e.every):
+        raise ValueError(
+            f"save.best = {config.save.best}: it must be one of {', '.join(judges.columns)}, and evaluate.every above 0"
+        )
     planned = plan(config, accelerator.num_processes, len(file.prompts))
     for line in (*file.notices, data.wrapping(len(file.prompts), config.data.prompts_per_step), *planned.lines()):
         if line:
@@ -69,21 +81,27 @@ def start(config: Config, accelerator: Accelerator | None = None, tell=lambda li
     optimiser = torch.optim.AdamW(policy.parameters, lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay,
                                   fused=True)  # fmt: skip
     adapter.network, optimiser = accelerator.prepare(adapter.network, optimiser)
-    return Session(config, accelerator, file.prompts, planned, rewards, adapter, policy, optimiser)
+    return Session(config, accelerator, file.prompts, planned, rewards, held, judges, adapter, policy, optimiser)
 
 
-def accelerate(config: Config) -> Accelerator:
-    """Gradients are summed and weighed by us: see `train.update`. ValueError: processes that do not know each other."""
+def make_accelerator(config: Config) -> Accelerator:
+    """The processes of a run; `train.update` weighs gradients. ValueError: a launch or a tracker that cannot work."""
     trackers: list[Any] = [name for name in config.track if name != "jsonl"]
+    for name in trackers:
+        if name not in get_available_trackers():
+            raise ValueError(f"track = {name}: it is not installed; pip install 'flowrl-posttrain[trackers]'")
     accelerator = Accelerator(
         mixed_precision="fp16" if config.compute.precision == "fp16" else "no", gradient_accumulation_steps=1,
-        log_with=trackers or None, project_dir=str(config.folder),
+        log_with=trackers or None, project_dir=str(config.folder), cpu=not torch.cuda.is_available(),
     )  # fmt: skip
+    kind = accelerator.distributed_type
+    if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
+        raise ValueError(f"the launcher asks for {kind.value}: several processes are trained by DDP (--multi_gpu) only")
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
         raise ValueError(
-            f"the launcher started {launched} processes, but each of them trains alone (num_processes = "
-            f"{accelerator.num_processes}); without a GPU set ACCELERATE_USE_CPU=true"
+            f"the launcher started {launched} processes, but each of them would train alone (num_processes = "
+            f"{accelerator.num_processes}); start them by accelerate launch --multi_gpu or torchrun"
         )
     return accelerator
 

@@ -39,8 +39,9 @@ class Sums:
         table = total(table)
         means = dict(zip(names, (table[:, 0] / table[:, 1]).tolist(), strict=True))
         for name in [n for n in names if n.endswith("/square")]:
-            mean = means[name.replace("/square", "/mean")]
-            means[name.replace("/square", "/std")] = max(0.0, means.pop(name) - mean**2) ** 0.5
+            stem = name.removesuffix("/square")
+            mean = means[f"{stem}/mean"]
+            means[f"{stem}/std"] = max(0.0, means.pop(name) - mean**2) ** 0.5
         return means
 
 

@@ -20,7 +20,7 @@ from flowrl.tell import Sums
 from flowrl.types import Cond, Point, Prompt, Rollout, Roots
 
 
-class Diverged(RuntimeError):
+class Diverged(ValueError):
     """Gradients have not been finite for several updates in a row."""
 
 
@@ -129,8 +129,9 @@ def _step(s: Session, sums: Sums) -> None:
         group["lr"] = o.lr * min(1.0, (s.policy.updates + 1) / (o.warmup + 1))
     norm = cast(Tensor, s.accelerator.clip_grad_norm_(s.policy.parameters, o.max_grad_norm))
     finite = bool(torch.isfinite(norm))
-    if finite:
+    if finite or s.accelerator.scaler is not None:  # a scaler leaves out the step itself, and must see it to adapt
         s.optimiser.step()
+    if finite:
         s.policy.stepped()
         sums.mean("train/grad_norm", norm.detach().reshape(1))
     s.optimiser.zero_grad()

@@ -168,8 +168,8 @@ class Point:
 
     def row_weight(self) -> Tensor:
         """[B] the weight of a row in a regulariser: 1 if any of its items has a verdict, else 0."""
-        judged = self.item[self.weight > 0]
-        return torch.zeros_like(self.t).index_fill(0, judged, 1.0)
+        judged = (self.weight > 0).to(self.t.dtype)
+        return torch.zeros_like(self.t).scatter_reduce(0, self.item, judged, "amax")
 
     def rows(self, start: int, stop: int) -> Point:
         """The rows [start, stop) with their items."""

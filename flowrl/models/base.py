@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Adapter(Protocol):
-    """A stock pipeline behind five methods, in the convention x_t = (1 - t) x0 + t eps, v = eps - x0.
+    """A stock pipeline behind a few methods, in the convention x_t = (1 - t) x0 + t eps, v = eps - x0.
 
     `network` is the only module that is trained; `lora_targets` are the layers of it that LoRA adapts by default.
     """
@@ -72,9 +72,11 @@ def locate(path: str) -> str:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No progress bars for weights that are read from disk; those of downloads stay."""
-    import diffusers
+    """No progress bars for weights that are read from disk , no hints on other back ends."""
     import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    import diffusers
 
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()

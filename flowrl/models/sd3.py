@@ -30,12 +30,12 @@ class SD3:
     decode_batch: int = 32
 
     def load(self, device: torch.device, dtype: torch.dtype) -> SD3Adapter:
-        from diffusers import StableDiffusion3Pipeline
-
         path = locate(self.path)
-        index: Any = StableDiffusion3Pipeline.load_config(path, revision=self.revision)
-        absent = {name: None for name, component in index.items() if component == [None, None]}  # T5 may be left out
         with quiet_loading():
+            from diffusers import StableDiffusion3Pipeline
+
+            index: Any = StableDiffusion3Pipeline.load_config(path, revision=self.revision)
+            absent = {name: None for name, component in index.items() if component == [None, None]}  # no T5, say
             pipeline = StableDiffusion3Pipeline.from_pretrained(
                 path, revision=self.revision, torch_dtype=dtype, **absent
             )
