@@ -21,10 +21,10 @@ from flowrl.types import Cond, Point, Prompt, Rollout, Roots
 
 
 class Diverged(ValueError):
-    """Gradients have not been finite for several updates in a row."""
+    """Several updates in a row had to be left out."""
 
 
-PATIENCE = 5  # updates without a finite gradient before a run stops
+PATIENCE = 5  # updates left out in a row before a run stops
 
 
 def train_step(s: Session, step: int, clock: Clock | None = None) -> dict[str, float]:
@@ -100,8 +100,7 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
     charges = [(name, c, REGULARISERS[name]) for name, c in s.config.regularise.items()]
     totals = s.total(torch.stack([point.weight.sum(), point.row_weight().sum()]))
     if not totals[0]:  # no verdict on any process
-        sums.mean("train/skipped", torch.ones(1))
-        return
+        return _left_out(s, sums, "no sample has had a verdict: see the scorers' warnings")
     for start in range(0, len(point), rows):
         part = s.policy.bound(point.rows(start, start + rows), acted)
         with nullcontext() if start + rows >= len(point) else acc.no_sync(s.adapter.network):
@@ -135,10 +134,18 @@ def _step(s: Session, sums: Sums) -> None:
         s.policy.stepped()
         sums.mean("train/grad_norm", norm.detach().reshape(1))
     s.optimiser.zero_grad()
-    sums.mean("train/skipped", torch.tensor([float(not finite)]))
-    s.skipped_in_a_row = 0 if finite else s.skipped_in_a_row + 1
+    if not finite:
+        return _left_out(s, sums, "the gradient has not been finite: lower optimiser.lr or raise the KL")
+    sums.mean("train/skipped", torch.zeros(1))
+    s.skipped_in_a_row = 0
+
+
+def _left_out(s: Session, sums: Sums, why: str) -> None:
+    """Count an update that was left out. Diverged: the last PATIENCE updates all were."""
+    sums.mean("train/skipped", torch.ones(1))
+    s.skipped_in_a_row += 1
     if s.skipped_in_a_row >= PATIENCE:
-        raise Diverged(f"the gradient has not been finite for {PATIENCE} updates: lower optimiser.lr or raise the KL")
+        raise Diverged(f"for {PATIENCE} updates in a row {why}")
 
 
 class Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -76,9 +77,13 @@ class SD3Adapter:
     def encode(self, prompts: Sequence[Prompt]) -> Cond:
         self._warn(prompts)
         text, pooled = self._embed([p.text for p in prompts])
-        negative, negative_pooled = self._embed([self.config.negative])
+        negative, negative_pooled = self._negative
         inputs = {"text": text, "pooled": pooled, "negative": negative, "negative_pooled": negative_pooled}
         return Cond(inputs, torch.arange(len(prompts), device=self.device), self.config.guidance)
+
+    @cached_property
+    def _negative(self) -> tuple[Tensor, Tensor]:
+        return self._embed([self.config.negative])
 
     def _warn(self, prompts: Sequence[Prompt]) -> None:
         pipe = self.pipeline
