@@ -51,7 +51,11 @@ def train(
         loaded = load(config, overrides or ())  # before the heavy imports: a mistake is told at once
         from flowrl.run import run
 
-        folder = run(loaded, resume, overwrite)
+        try:
+            folder = run(loaded, resume, overwrite)
+        except KeyboardInterrupt:
+            typer.echo("flowrl: interrupted; --resume goes on from the last checkpoint", err=True)
+            raise typer.Exit(130) from None
     typer.echo(folder)
 
 

@@ -22,8 +22,8 @@ from flowrl.train import train_step
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
 
-def prepare(config: Config, resume: bool, overwrite: bool) -> None:
-    """Make the run's folder. ValueError: it is in use, or holds nothing to resume."""
+def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
+    """See that the run can have its folder. ValueError: it is in use, or holds nothing to resume."""
     folder = config.folder
     if resume and overwrite:
         raise ValueError("--resume goes on with what --overwrite removes: give one of them")
@@ -40,16 +40,13 @@ def prepare(config: Config, resume: bool, overwrite: bool) -> None:
         )
     if used and not (folder / "config.yaml").exists():
         raise ValueError(f"run = {config.run}: {folder} is no run's folder and is not removed; give another name")
-    if used:
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     """Train and leave the run's folder behind. ValueError: the user's mistake, before any weight is loaded."""
     accelerator = make_accelerator(config)
     if accelerator.is_main_process:
-        prepare(config, resume, overwrite)
+        check_folder(config, resume, overwrite)
     accelerator.wait_for_everyone()
     folder, first, best = config.folder, 0, float("-inf")
     found = checkpoint.complete(folder / "checkpoints")[-1] if resume else None
@@ -60,6 +57,12 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     if found:
         state = checkpoint.load(found, s.policy, s.optimiser)
         first, best = state["step"], state["best"]
+        said.append(f"going on from {found}")
+        if first >= config.steps:
+            raise ValueError(f"--resume: {found} has done {first} steps and steps = {config.steps}; raise steps")
+    elif accelerator.is_main_process:
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, now that this one can begin
+        folder.mkdir(parents=True)
     if accelerator.is_main_process:
         (folder / "config.yaml").write_text(config.to_yaml())
         (folder / "environment.json").write_text(json.dumps(environment(s), indent=1))

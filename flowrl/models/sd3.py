@@ -30,6 +30,11 @@ class SD3:
     revision: str | None = None
     decode_batch: int = 32
 
+    def __post_init__(self) -> None:
+        for name, low in (("guidance", 0), ("max_sequence_length", 1), ("decode_batch", 1)):
+            if vars(self)[name] < low:
+                raise ValueError(f"model.{name} is {vars(self)[name]}: it must be at least {low}")
+
     def load(self, device: torch.device, dtype: torch.dtype) -> SD3Adapter:
         path = locate(self.path)
         with quiet_loading():
