@@ -19,7 +19,7 @@ from flowrl.policy import Slot
 from flowrl.rewards import Media, RewardBank
 from flowrl.sample import Sampler, sample
 from flowrl.session import Session
-from flowrl.types import Prompt, Roots
+from flowrl.types import Cond, Prompt, Roots
 
 EVALUATION_SEED = 20_001  # the noise of evaluations, apart from that of any run
 GUIDANCE = (1.5, 2.0, 3.0, 4.0, 6.0)
@@ -34,12 +34,10 @@ class Scores:
     images: Tensor
 
 
-def generate(s: Session, slot: Slot, prompts: Sequence[Prompt], seeds: int, guidance: float | None = None) -> Tensor:
-    """[P, K, 3, H, W] uint8: deterministic pictures of a slot, with noise keyed by (prompt, seed) alone."""
+def generate(s: Session, slot: Slot, prompts: Sequence[Prompt], cond: Cond, seeds: int) -> Tensor:
+    """[P, K, 3, H, W] uint8: pictures of a slot without noise in the steps, from (prompt, seed); cond has P rows."""
     c, device = s.config, s.accelerator.device
     steps = c.evaluate.steps or c.sampler.steps
-    cond = s.adapter.encode(prompts)
-    cond = cond if guidance is None else replace(cond, guidance=guidance)
     row = torch.arange(len(prompts), device=device).repeat_interleave(seeds)
     index = torch.arange(seeds, device=device).repeat(len(prompts))
     roots = Roots(row, torch.tensor([p.id for p in prompts], device=device)[row], index, row)
@@ -85,8 +83,9 @@ def compare(base: Tensor, tuned: Tensor) -> dict[str, Any]:
 
 def evaluate(s: Session, prompts: Sequence[Prompt], bank: RewardBank, seeds: int, guided: bool = True):
     """(report, base scores, tuned scores): the tuned slot is the average of the weights."""
-    base = score(bank, prompts, generate(s, "ref", prompts, seeds))
-    tuned = score(bank, prompts, generate(s, "average", prompts, seeds))
+    cond = s.adapter.encode(prompts)
+    base = score(bank, prompts, generate(s, "ref", prompts, cond, seeds))
+    tuned = score(bank, prompts, generate(s, "average", prompts, cond, seeds))
     report: dict[str, Any] = {"rewards": {}, "probes": {}, "guided_base": {}, "prompts": len(prompts), "seeds": seeds}
     best = ceiling(s, prompts, bank)
     for name in bank.columns:
@@ -100,7 +99,7 @@ def evaluate(s: Session, prompts: Sequence[Prompt], bank: RewardBank, seeds: int
         report["probes"][name] = compare(values, tuned.probes[name])
     if guided:
         for scale in GUIDANCE:
-            scores = score(bank, prompts, generate(s, "ref", prompts, seeds, scale))
+            scores = score(bank, prompts, generate(s, "ref", prompts, replace(cond, guidance=scale), seeds))
             report["guided_base"][f"{scale:g}"] = {n: v.nanmean().item() for n, v in scores.rewards.items()}
     return report, base, tuned
 

@@ -92,7 +92,7 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
 
 def held_out(s: Session) -> dict[str, float]:
     """eval/<reward>: means of the averaged weights on the prompts of the `evaluate` block."""
-    scores = score(s.judges, s.held, generate(s, "average", s.held, s.config.evaluate.seeds))
+    scores = score(s.judges, s.held, generate(s, "average", s.held, s.adapter.encode(s.held), s.config.evaluate.seeds))
     return {f"eval/{name}": values.nanmean().item() for name, values in scores.rewards.items()}
 
 
