@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Normalise = Literal["group", "global", "gdpo"]
+Normalise = Literal["group", "global", "gdpo", "centre"]
 Backup = Literal["uniform", "mean_logp"]
 Reduce = Callable[[Tensor], Tensor]
 
@@ -45,7 +45,8 @@ def column_advantages(
 
         A = (r - mean of the group) / (std + 1e-4),    population std
 
-    of the group, or for "global" of all verdicts of the batch (Flow-GRPO, 2505.05470). rewards [N, R], group [N].
+    of the group, or for "global" of all verdicts of the batch (Flow-GRPO, 2505.05470); "centre" does not divide.
+    rewards [N, R], group [N].
     A column that is constant in a group, up to rounding in the rewards' dtype, gives that group exactly 0. A group of
     fewer than 2 verdicts has weight 0. `reduce` sums a tensor over processes; no group spans two of them.
     """
@@ -68,7 +69,7 @@ def column_advantages(
     varies = spread > 4 * torch.finfo(rewards.dtype).eps * grouped("amax", r.abs())
 
     adv, weight = torch.zeros_like(rewards, dtype=torch.float64), seen.double()
-    adv[seen] = (off / (std + FLOOR)).where(varies, 0)
+    adv[seen] = (off if normalise == "centre" else off / (std + FLOOR)).where(varies, 0)
     weight[seen] = (slot.bincount()[slot] >= 2).double()
     return adv, weight
 

@@ -5,17 +5,19 @@ Counts are those of one process. A call is one forward of the network; its rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
 import torch
 from torch import Tensor
 
-from flowrl.algorithms._points import ForwardProcess
 from flowrl.config import Config
+from flowrl.credit import alone
 from flowrl.registry import REGULARISERS
-from flowrl.types import Cond, Point
+from flowrl.sample import sample
+from flowrl.types import Cond, Point, Roots
 
 AUTO_ROWS = 64  # rows_per_forward "auto": what would fit is not known before the model is loaded
 
@@ -41,7 +43,17 @@ class Forwards:
 
     rollout: Count
     current: Count  # v, with gradient
-    others: Count  # v_old and v_ref, where their weights differ from those at hand
+    others: Count  # without: v_old and v_ref, where their weights differ from those at hand, and surveys
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a velocity: of which slot, at which of an update's places, with gradient or without."""
+
+    place: int
+    slot: str
+    grad: bool
+    guided: bool
 
 
 def forwards(config: Config, step: int, world: int = 1) -> Forwards:
@@ -50,15 +62,20 @@ def forwards(config: Config, step: int, world: int = 1) -> Forwards:
     The rollout has one for each live state. An update has one for each row, and one more for each version of the
     weights that it reads besides. A guided forward has every row twice, with the prompt and with the negative.
     """
-    twice = 2 if config.model.guidance > 1 else 1
-    chunk, rows, updates = rows_per_forward(config), rows_per_update(config, world), config.optimiser.updates
+    chunk, updates = rows_per_forward(config), config.optimiser.updates
     rollout = Count()
     for live in live_states(config, step, world)[:-1]:
-        rollout += Count(live * twice, calls(live, chunk))
-    update, read = Count(rows * twice, calls(rows, chunk)), slots_read(config)
-    return Forwards(
-        rollout, update * updates, update * sum(_other_versions(config, read, step, u) for u in range(updates))
-    )
+        rollout += Count(live * (2 if config.model.guidance > 1 else 1), calls(live, chunk))
+    look = imagined(config)
+    rows = rows_per_update(config, look, world)
+    batches = calls(rows, max(look.unit, chunk - chunk % look.unit))
+    first, later = readings(config, look, fresh=True), readings(config, look, fresh=False)
+    current = others = Count()
+    for update in range(updates):
+        for grad, guided in _run(later if update else first, config, step, update):
+            count = Count(rows * (2 if guided else 1), batches)
+            current, others = (current + count, others) if grad else (current, others + count)
+    return Forwards(rollout, current, others)
 
 
 def live_states(config: Config, step: int, world: int = 1) -> list[int]:
@@ -76,13 +93,9 @@ def stochastic_steps(config: Config, world: int = 1) -> tuple[int, int]:
     return sum(live[k] for k in noisy), sum(live[k + 1] for k in noisy)
 
 
-def rows_per_update(config: Config, world: int = 1) -> int:
-    """Rows that an update looks at: draws of the samples for a forward process, states for a reverse process."""
-    if isinstance(config.algorithm, ForwardProcess):
-        rows = live_states(config, 0, world)[0] * config.algorithm.draws
-    else:
-        rows, _ = stochastic_steps(config, world)
-    return rows // config.optimiser.updates
+def rows_per_update(config: Config, look: Point, world: int = 1) -> int:
+    """Rows that an update looks at, all groups being alike; `look` is an imagined one."""
+    return len(look) * (config.data.prompts_per_step // world) // config.optimiser.updates
 
 
 def rows_per_forward(config: Config) -> int:
@@ -94,35 +107,69 @@ def calls(rows: int, chunk: int) -> int:
     return -(-rows // chunk)
 
 
-def slots_read(config: Config) -> frozenset[str]:
-    """The slots whose velocities the loss and the regularisers read, found by charging a point of one row."""
-    seen: set[str] = set()
+def readings(config: Config, look: Point, fresh: bool) -> list[Reading]:
+    """What an update reads, in order, found by charging an imagined one; `fresh`: the weights are those that acted."""
+    seen: list[Reading] = []
+    places: list[Point] = []
 
-    def read(slot: str) -> Tensor:
-        seen.add(slot)
-        return torch.zeros(1, 1)
+    def bound(p: Point) -> Point:
+        place = len(places)
+        places.append(p)
 
-    x, half, row = torch.zeros(1, 1), torch.full((1,), 0.5), torch.zeros(1, dtype=torch.long)
-    point = Point(
-        x, half, Cond({}, row), row, half, half, {"x0": x, "eps": x, "x_next": x, "logp": half},
-        {"t_next": half / 2, "eta": half}, config.sampler.kernel, read=read,
+        def read(slot: str) -> Tensor:
+            seen.append(Reading(place, slot, torch.is_grad_enabled(), p.cond.guidance > 1))
+            return torch.zeros_like(p.x)
+
+        return replace(p, read=read, fresh=fresh, bind=bound)
+
+    algorithm, part = config.algorithm, bound(look)
+    if algorithm.surveys:
+        with torch.no_grad():
+            settled = algorithm.settle(algorithm.survey(part), look, alone)
+        part = replace(part, items={**part.items, "settled": settled})
+    for charge in (algorithm.loss, *(REGULARISERS[name] for name in config.regularise)):
+        charge(part)
+    return seen
+
+
+def imagined(config: Config) -> Point:
+    """The first update of a rollout of latents of one element, with as many groups as updates."""
+    size, groups = config.data.group_size, config.optimiser.updates
+    group = torch.arange(groups).repeat_interleave(size)
+    roots, cond = Roots(group, group, torch.arange(size).repeat(groups), group), Cond({}, group, config.model.guidance)
+    grid, noise = torch.linspace(1, 0, config.sampler.steps + 1), torch.linspace(-1, 1, len(group))[:, None]
+    rollout = sample(
+        lambda x, t, cond: x, noise, cond, roots, grid, config.sampler.plan(config.seed, 0), config.sampler, (0, 0),
+        keep_v=config.algorithm.keep_v,
     )  # fmt: skip
-    for charge in (config.algorithm.loss, *(REGULARISERS[name] for name in config.regularise)):
-        charge(point)
-    return frozenset(seen)
+    n, edges = len(rollout.x0), rollout.edges
+    judged = replace(edges, adv=torch.ones(len(edges.logp)), weight=torch.ones(len(edges.logp)))
+    rollout = replace(rollout, adv=torch.linspace(-1, 1, n), weight=torch.ones(n), edges=judged)
+    return next(config.algorithm.points(rollout, cond, groups, (0, 0)))
 
 
-def _other_versions(config: Config, read: frozenset[str], step: int, update: int) -> int:
-    """How many versions of the weights an update reads besides those it has; a version is the updates made before it.
+def _run(seen: list[Reading], config: Config, step: int, update: int) -> Iterator[tuple[bool, bool]]:
+    """(with gradient, guided) of each forward that these readings cost: what `Policy.bound` does, by versions alone.
 
-    The reference is version 0. The old policy is a copy of what the step began with or, where it keeps something of
-    itself, a version of its own.
+    A version is the number of updates made before it. The reference is version 0. The old policy is a copy of what
+    the step began with or, where it keeps something of itself, a version of its own.
     """
     updates, old = config.optimiser.updates, config.policy.old
     begun = step * updates
     slow = old.kept(begun if old.clock == "update" else step) > 0
     versions = {"current": begun + update, "ref": 0, "old": -1 if slow and step else begun}
-    have = {versions["current"]}
+    have: set[tuple[int, int]] = set()
     if config.algorithm.keep_v:  # the rollout's velocities
-        have.add(versions["old"] if config.algorithm.acts_with == "old" else begun)
-    return len({versions[slot] for slot in read} - have)
+        have.add((0, versions["old"] if config.algorithm.acts_with == "old" else begun))
+    live: set[int] = set()
+    for r in seen:
+        version = versions[r.slot]
+        current = version == versions["current"]
+        if r.slot != "current" and (r.place, version) in have:
+            continue
+        if current and r.grad and r.place not in live:
+            live.add(r.place)
+            yield True, r.guided
+        elif not (current and r.place in live) and (r.place, version) not in have:
+            have.add((r.place, version))
+            yield False, r.guided

@@ -6,13 +6,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flowrl.algorithms._points import ForwardProcess, ReverseProcess
-from flowrl.algorithms.flow_grpo import FlowGRPO
 from flowrl.config import Config
 from flowrl.config_file import refuse
-from flowrl.forwards import Forwards, calls, forwards, live_states, rows_per_forward, rows_per_update, stochastic_steps
-
-STEPWISE = ("path_kl", "step_kl")  # regularisers of a stochastic step
+from flowrl.forwards import (
+    Forwards,
+    calls,
+    forwards,
+    imagined,
+    live_states,
+    readings,
+    rows_per_forward,
+    rows_per_update,
+    stochastic_steps,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Plan:
     rows_per_forward: int
     micro_batches: int  # of an update
     forwards: Forwards  # of a step after the first
+    reads_ref: bool  # an update looks at the base's velocity
 
     def lines(self) -> list[str]:
         """What the user is told before the weights are loaded."""
@@ -51,18 +58,22 @@ class Plan:
 def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
     """The plan of a run on `world` processes. ConfigError: every reason why it cannot work, each with a way out."""
     refuse("the plan", _reasons(config, world))
-    live, rows = live_states(config, 0, world), rows_per_update(config, world)
+    look, live = imagined(config), live_states(config, 0, world)
+    rows = rows_per_update(config, look, world)
     chunk = min(rows_per_forward(config), max(*live[:-1], rows))
+    chunk = max(look.unit, chunk - chunk % look.unit)
     states, edges = stochastic_steps(config, world)
+    reads_ref = any(r.slot == "ref" and not r.place for r in readings(config, look, fresh=False))
     return Plan(
-        config, world, n_prompts, live[-1], states, edges, rows, chunk, calls(rows, chunk), forwards(config, 1, world)
-    )
+        config, world, n_prompts, live[-1], states, edges, rows, chunk, calls(rows, chunk),
+        forwards(config, 1, world), reads_ref,
+    )  # fmt: skip
 
 
 def _reasons(config: Config, world: int) -> Iterator[str]:
     yield from _uneven(config, world)
     yield from _silent(config)
-    yield from _misfit(config)
+    yield from config.algorithm.objections(config)
 
 
 def _uneven(config: Config, world: int) -> Iterator[str]:
@@ -99,38 +110,6 @@ def _silent(config: Config) -> Iterator[str]:
     if not any(weights.values()):
         given = ", ".join(f"{spec.name} {spec.weight:g}" for spec in config.rewards)
         yield f"rewards = {given}: the weights add up to 0 for every reward, which is no signal; change or remove one"
-
-
-def _misfit(config: Config) -> Iterator[str]:
-    """Samplers and regularisers that do not go with the algorithm."""
-    name, sampler, algorithm = config.algorithm_name, config.sampler, config.algorithm
-    if isinstance(algorithm, ReverseProcess) and sampler.eta == 0:
-        yield (
-            f"algorithm.name = {name} learns from stochastic steps and sampler.eta = 0 takes none: "
-            "take sampler.kernel=flow_sde sampler.eta=0.7"
-        )
-    if isinstance(algorithm, ReverseProcess) and config.policy.old.rate:
-        yield (
-            f"policy.old.rate = {config.policy.old.rate:g}: algorithm.name = {name} acts with the current policy, so "
-            "the old one is what acted; remove policy.old"
-        )
-    if isinstance(algorithm, ForwardProcess):
-        if sampler.branch > 1:
-            yield (
-                f"sampler.branch = {sampler.branch}: algorithm.name = {name} learns from samples and has no use for a "
-                "tree; take sampler.branch=1 and a larger data.group_size"
-            )
-        for charge in STEPWISE:
-            if charge in config.regularise:
-                yield (
-                    f"regularise.{charge} = {config.regularise[charge]:g} is a KL of stochastic steps, from which "
-                    f"algorithm.name = {name} does not learn: take regularise.velocity_kl"
-                )
-    if isinstance(algorithm, FlowGRPO) and algorithm.guard and sampler.kernel != "flow_sde":
-        yield (
-            f"algorithm.guard = true with sampler.kernel = {sampler.kernel}: the guard is worked out for flow_sde; "
-            "take sampler.kernel=flow_sde sampler.eta=0.7 or algorithm.guard=false"
-        )
 
 
 def _count(n: int, thing: str) -> str:

@@ -127,7 +127,7 @@ class Policy:
             return self.adapter.velocity(x, t, cond)
 
     def bound(self, p: Point, acted: int) -> Point:
-        """The point with its velocities: each version of the weights runs at most once on it.
+        """The point with its velocities: each version of the weights runs at most once on it, gradient or none.
 
         `acted` is the version that made the rollout, whose velocity a rollout point may bring along as step["v"].
         """
@@ -135,19 +135,21 @@ class Policy:
         live: list[Tensor] = []
 
         def read(slot: Slot) -> Tensor:
-            if not live:
-                live.append(self.velocity(p.x, p.t, p.cond))
             version = self.versions[slot]
-            if slot == "current":
-                return live[0]
-            if version == self.versions["current"]:
-                return live[0].detach()
+            current = version == self.versions["current"]
+            if slot != "current" and version in seen:
+                return seen[version]
+            if current and not live and torch.is_grad_enabled():
+                live.append(self.velocity(p.x, p.t, p.cond))
+            if current and live:
+                return live[0] if slot == "current" else live[0].detach()
             if version not in seen:
                 with torch.no_grad(), self.reading(slot):
                     seen[version] = self.velocity(p.x, p.t, p.cond)
             return seen[version]
 
-        return replace(p, read=read)
+        fresh = acted == self.versions["current"]
+        return replace(p, read=read, fresh=fresh, bind=lambda elsewhere: self.bound(elsewhere, acted))
 
     def stepped(self) -> None:
         """The optimiser moved the current weights: a new version, and the average follows."""

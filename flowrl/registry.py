@@ -118,6 +118,6 @@ ALGORITHMS = Registry(
 MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3"})
 REGULARISERS = Registry(
     "regulariser",
-    {name: f"flowrl.regularise:{name}" for name in ("velocity_kl", "path_kl", "step_kl")},
+    {name: f"flowrl.regularise:{name}" for name in ("velocity_kl", "norm_hinge", "path_kl", "step_kl")},
 )
 REWARDS = Registry("reward", entry_points="flowrl.rewards")

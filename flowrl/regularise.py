@@ -16,6 +16,19 @@ def velocity_kl(p: Point) -> Tensor:
     return flow.mean_sq(p.v - p.v_ref)
 
 
+def norm_hinge(p: Point) -> Tensor:
+    """relu(|v| / |v_ref| - 1)^2, free of scale: what NormGuard (2606.27771) charges a velocity longer than the base's.
+
+    Objectives that push away from bad samples lengthen the velocity, which shows as over-saturation. Shorter is free.
+    """
+    return (norm_ratio(p) - 1).relu().square()
+
+
+def norm_ratio(p: Point) -> Tensor:
+    """[B] |v| / |v_ref|."""
+    return p.v.flatten(1).norm(dim=1) / p.v_ref.flatten(1).norm(dim=1)
+
+
 def path_kl(p: Point) -> Tensor:
     """mean_D (mean - mean_ref)^2 / (2 std^2), the KL of one stochastic step, in nats per element."""
     gap, std = _mean_gap(p)

@@ -33,12 +33,13 @@ class Sums:
         self.mean(f"{name}/nan_frac", values.isnan().float())
 
     def reduced(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """{name: weighted mean over all ranks}; `total` sums a tensor over them."""
+        """{name: weighted mean over all ranks}, a mean of nothing left out; `total` sums a tensor over them."""
         names = sorted(self.parts)
         table = torch.stack([torch.stack(self.parts[name]).sum(0).cpu() for name in names])
         table = total(table)
-        means = dict(zip(names, (table[:, 0] / table[:, 1]).tolist(), strict=True))
-        for name in [n for n in names if n.endswith("/square")]:
+        rows = zip(names, table.tolist(), strict=True)
+        means = {name: top / weight for name, (top, weight) in rows if weight}
+        for name in [n for n in means if n.endswith("/square")]:
             stem = name.removesuffix("/square")
             mean = means[f"{stem}/mean"]
             means[f"{stem}/std"] = max(0.0, means.pop(name) - mean**2) ** 0.5

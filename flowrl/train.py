@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import cast
@@ -11,8 +11,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from flowrl.algorithms._objective import Objective
 from flowrl.credit import backup, group_advantages
+from flowrl.policy import Policy
 from flowrl.registry import REGULARISERS
+from flowrl.regularise import norm_ratio
 from flowrl.rewards import Media
 from flowrl.sample import sample
 from flowrl.session import Session, ask, noise_keys
@@ -96,15 +99,15 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
     So neither the micro-batch nor the number of processes changes the gradient. DDP averages over ranks, hence the
     factor num_processes.
     """
-    acc, rows = s.accelerator, s.plan.rows_per_forward
+    acc, algorithm = s.accelerator, s.config.algorithm
     charges = [(name, c, REGULARISERS[name]) for name, c in s.config.regularise.items()]
     totals = s.total(torch.stack([point.weight.sum(), point.row_weight().sum()]))
     if not totals[0]:  # no verdict on any process
         return _left_out(s, sums, "no sample has had a verdict: see the scorers' warnings")
-    for start in range(0, len(point), rows):
-        part = s.policy.bound(point.rows(start, start + rows), acted)
-        with nullcontext() if start + rows >= len(point) else acc.no_sync(s.adapter.network):
-            values = s.config.algorithm.loss(part)
+    parts = bound_parts(s.policy, algorithm, point, acted, s.plan.rows_per_forward, s.total)
+    for n, part in enumerate(parts, start=1):
+        with nullcontext() if n == len(parts) else acc.no_sync(s.adapter.network):
+            values = algorithm.loss(part)
             loss = values @ part.weight.to(values.dtype) / totals[0]
             for name, c, charge in charges:
                 charged = charge(part)
@@ -113,11 +116,10 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
             acc.backward(loss * acc.num_processes)
         sums.mean("train/loss", values.detach(), part.weight)
         with torch.no_grad():
-            for name, value in s.config.algorithm.metrics(part).items():
+            for name, value in algorithm.metrics(part).items():
                 sums.mean(f"train/{name}", value, part.weight)
-            if charges:
-                ratio = (part.v.flatten(1).norm(dim=1) / part.v_ref.flatten(1).norm(dim=1)).detach()
-                sums.mean("train/v_norm_ratio", ratio, part.row_weight())
+            if s.plan.reads_ref:
+                tell_norms(part, sums)
     _step(s, sums)
 
 
@@ -146,6 +148,28 @@ def _left_out(s: Session, sums: Sums, why: str) -> None:
     s.skipped_in_a_row += 1
     if s.skipped_in_a_row >= PATIENCE:
         raise Diverged(f"for {PATIENCE} updates in a row {why}")
+
+
+def bound_parts(
+    policy: Policy, algorithm: Objective, point: Point, acted: int, rows: int, total: Callable[[Tensor], Tensor]
+) -> list[Point]:
+    """The micro-batches of a point, bound to a policy; an objective that surveys has settled them."""
+    parts = [policy.bound(part, acted) for part in point.parts(rows)]
+    if not algorithm.surveys:
+        return parts
+    with torch.no_grad():
+        found = torch.cat([algorithm.survey(part) for part in parts])
+        settled = algorithm.settle(found, point, total).split([len(part.adv) for part in parts])
+    return [replace(p, items={**p.items, "settled": own}) for p, own in zip(parts, settled, strict=True)]
+
+
+def tell_norms(part: Point, sums: Sums) -> None:
+    """|v| / |v_ref|, over all rows and in four bins of t."""
+    ratio, weight = norm_ratio(part), part.row_weight()
+    sums.mean("train/v_norm_ratio", ratio, weight)
+    for k, name in enumerate(("0.00-0.25", "0.25-0.50", "0.50-0.75", "0.75-1.00")):
+        inside = (part.t * 4).long().clamp(max=3) == k
+        sums.mean(f"train/v_norm_ratio/t_{name}", ratio, weight * inside)
 
 
 class Clock:

@@ -128,8 +128,8 @@ class Point:
     """Where an objective looks: rows (x, t, cond), and the items it charges there.
 
     An item reads one row: forward points have one item a row, rollout points one an edge, so that the children of a
-    state share its forward. `read(slot)` gives the velocity under the weights of a slot, evaluated at most once for
-    each version of the weights.
+    state share its forward. A point is bound to a policy, part by part, before its velocities are read; each version
+    of the weights runs at most once on it.
     """
 
     x: Tensor  # [B, *L]
@@ -138,10 +138,13 @@ class Point:
     item: Tensor  # [I] the row an item reads, ascending
     adv: Tensor  # [I]
     weight: Tensor  # [I], 0 where there was no verdict
-    items: Mapping[str, Tensor]  # [I, ...] forward points: x0, eps; rollout points: x_next, logp
+    items: Mapping[str, Tensor]  # [I, ...] forward points: x0, eps, sample, block; rollout points: x_next, logp, block
     step: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] rollout points: t_next, eta (and v)
     kernel: str = "ode"
     cap: float = 1.0
+    unit: int = 1  # rows that no micro-batch may part
+    fresh: bool = False  # the current weights are those that made the rollout
+    bind: Callable[[Point], Point] | None = None
     read: Callable[[str], Tensor] | None = None
 
     def __len__(self) -> int:
@@ -162,6 +165,12 @@ class Point:
         """[B, *L] the velocity of the frozen base."""
         return self._read("ref")
 
+    def at(self, x: Tensor, t: Tensor, guidance: float | None = None) -> Point:
+        """The same rows elsewhere: at x [B, *L], t [B], or under another guidance."""
+        assert self.bind is not None, "a point is bound to a policy before its velocities are read"
+        cond = self.cond if guidance is None else replace(self.cond, guidance=guidance)
+        return self.bind(replace(self, x=x, t=t, cond=cond, step={}))
+
     def _read(self, slot: str) -> Tensor:
         assert self.read is not None, "a point is bound to a policy before its velocities are read"
         return self.read(slot)
@@ -170,6 +179,11 @@ class Point:
         """[B] the weight of a row in a regulariser: 1 if any of its items has a verdict, else 0."""
         judged = (self.weight > 0).to(self.t.dtype)
         return torch.zeros_like(self.t).scatter_reduce(0, self.item, judged, "amax")
+
+    def parts(self, rows: int) -> list[Point]:
+        """In micro-batches of at most `rows` rows, but never less than `unit`."""
+        rows = max(self.unit, rows - rows % self.unit)
+        return [self.rows(start, min(start + rows, len(self))) for start in range(0, len(self), rows)]
 
     def rows(self, start: int, stop: int) -> Point:
         """The rows [start, stop) with their items."""

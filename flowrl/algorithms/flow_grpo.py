@@ -10,7 +10,9 @@ Flow-CPS and trees are settings of the sampler. GRPO-Guard (2510.22319) centres 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +29,7 @@ class FlowGRPO(ReverseProcess):
     guard: bool = False
 
     @property
-    def keep_v(self) -> bool:
+    def keep_v(self) -> bool:  # type: ignore[override]
         return self.guard
 
     def loss(self, p: Point) -> Tensor:
@@ -43,6 +45,14 @@ class FlowGRPO(ReverseProcess):
             return self.logp_scale * (logp - p.items["logp"])
         mean_old, _, _ = replay(p, p.v_old)
         return self.logp_scale * std * (logp - p.items["logp"] + flow.mean_sq(mean - mean_old) / (2 * std.square()))
+
+    def objections(self, config: Any) -> Iterator[str]:
+        yield from super().objections(config)
+        if self.guard and config.sampler.kernel != "flow_sde":
+            yield (
+                f"algorithm.guard = true with sampler.kernel = {config.sampler.kernel}: the guard is worked out for "
+                "flow_sde; take sampler.kernel=flow_sde sampler.eta=0.7 or algorithm.guard=false"
+            )
 
     def metrics(self, p: Point) -> dict[str, Tensor]:
         log_ratio = self.log_ratio(p)

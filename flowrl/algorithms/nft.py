@@ -25,6 +25,7 @@ class NFT(ForwardProcess):
     times: grids.Law = "grid"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in (("beta", self.beta), ("adv_max", self.adv_max)):
             if value <= 0:
                 raise ValueError(f"algorithm.{name} is {value}: it must be positive")

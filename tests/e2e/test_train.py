@@ -99,7 +99,8 @@ COUNTED = {  # rows of the rollout, and of the updates in steps 0, 1 and 2; 8 sa
     "nft": ((*NFT, "optimiser.updates=2"), 4 * 8, [8 + 4, 8 + 4, 8 + 4]),
     "nft with a KL": ((*NFT, "optimiser.updates=2", "regularise.velocity_kl=0.1"), 4 * 8, [12, 20, 20]),
     "nft with a slow old policy": ((*NFT, "policy.old={rate: 0.1, cap: 0.5}"), 4 * 8, [8, 16, 16]),
-    "nft with guidance": ((*NFT, "model.guidance=2.0"), 4 * 16, [16, 16, 16]),
+    "nft with guidance": ((*NFT, "model.guidance=2.0"), 4 * 16, [8, 8, 8]),
+    "nft with guidance in the loss": ((*NFT, "algorithm={name: nft, guidance: 2.0}"), 4 * 8, [16, 16, 16]),
     "tree": (("sampler.window={size: 2, start: 0}", "sampler.branch=3"), 8 + 24 + 72 + 72, [32, 32, 32]),
 }
 

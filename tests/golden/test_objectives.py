@@ -16,7 +16,7 @@ def point(d, velocities, adv, t, items, step=None, cap=1.0):
     rows = torch.arange(6)
     x = d["x"] if "x" in d else flow.interpolate(d["x0"], d["eps"], t)
     return Point(x, t, Cond({}, rows), rows, adv, torch.ones(6).double(), items, step or {}, "flow_sde", cap,
-                 velocities.__getitem__)  # fmt: skip
+                 read=velocities.__getitem__)  # fmt: skip
 
 
 def edges(d, v):

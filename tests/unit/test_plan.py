@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from flowrl import draws
 from flowrl.config import Config
 from flowrl.config_file import ConfigError
+from flowrl.credit import alone
 from flowrl.forwards import Count, Forwards, forwards, stochastic_steps
 from flowrl.models.base import guided
 from flowrl.plan import plan
 from flowrl.policy import Policy
 from flowrl.registry import REGULARISERS
 from flowrl.sample import sample
+from flowrl.train import bound_parts
 from flowrl.types import Cond, Rollout, Roots
 from tests.unit.test_config import config
 
@@ -62,8 +64,7 @@ def _step(c: Config, adapter: Counted, policy: Policy, step: int) -> Forwards:
     rollout, cond = _rollout(c, policy, step, chunk)
     _, acted = adapter.counts()
     for point in c.algorithm.points(rollout, cond, c.optimiser.updates, (c.seed, step)):
-        for start in range(0, len(point), chunk):
-            part = policy.bound(point.rows(start, start + chunk), rollout.version)
+        for part in bound_parts(policy, c.algorithm, point, rollout.version, chunk, alone):
             loss = c.algorithm.loss(part).sum() + sum(REGULARISERS[name](part).sum() for name in c.regularise)
             loss.backward()
             c.algorithm.metrics(part)
