@@ -113,7 +113,16 @@ def _file(path: Path) -> ModuleType:
 
 ALGORITHMS = Registry(
     "algorithm",
-    {"flow_grpo": "flowrl.algorithms.flow_grpo:FlowGRPO", "nft": "flowrl.algorithms.nft:NFT"},
+    {
+        "flow_grpo": "flowrl.algorithms.flow_grpo:FlowGRPO",
+        "nft": "flowrl.algorithms.nft:NFT",
+        "awm": "flowrl.algorithms.awm:AWM",
+        "ram": "flowrl.algorithms.ram:RAM",
+        "dpo": "flowrl.algorithms.dpo:DPO",
+        "dgpo": "flowrl.algorithms.dgpo:DGPO",
+        "crd": "flowrl.algorithms.crd:CRD",
+        "paired": "flowrl.algorithms.paired:Paired",
+    },
 )
 MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3"})
 REGULARISERS = Registry(

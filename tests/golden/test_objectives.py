@@ -3,29 +3,12 @@
 import pytest
 import torch
 
-from flowrl import flow, regularise
+from flowrl import regularise
 from flowrl.algorithms._surrogates import PPO
 from flowrl.algorithms.flow_grpo import FlowGRPO
 from flowrl.algorithms.nft import NFT
 from flowrl.sample import Window
-from flowrl.types import Cond, Point
-
-
-def point(d, velocities, adv, t, items, step=None, cap=1.0):
-    """A point of 6 rows with given velocities by slot."""
-    rows = torch.arange(6)
-    x = d["x"] if "x" in d else flow.interpolate(d["x0"], d["eps"], t)
-    return Point(x, t, Cond({}, rows), rows, adv, torch.ones(6).double(), items, step or {}, "flow_sde", cap,
-                 read=velocities.__getitem__)  # fmt: skip
-
-
-def edges(d, v):
-    adv = d["A"].clamp(-float(d["adv_clip"]), float(d["adv_clip"]))
-    sigma, sigma_next = (d[k] if d[k].ndim else d[k].expand(6) for k in ("sigma", "sigma_next"))
-    velocities = {"current": v, "old": d["v_old"], "ref": d.get("v_ref")}
-    step = {"t_next": sigma_next, "eta": d["eta"].expand(6)}
-    items = {"x_next": d["x_next"], "logp": d["logp_old"]}
-    return point(d, velocities, adv, sigma, items, step, float(d["sigma_second"]))
+from tests.golden.points import edges, noised
 
 
 @pytest.mark.parametrize("variant", ["nokl", "kl", "cfg_kl"])
@@ -74,8 +57,7 @@ def test_nft(golden, assert_golden, k):
     d = golden("d_nft.npz")
     beta, adv_max, lam = d["settings"][k].tolist()
     v = d["v_theta"].requires_grad_()
-    items = {"x0": d["x0"], "eps": d["eps"]}
-    p = point(d, {"current": v, "old": d["v_old"], "ref": d["v_ref"]}, d["A"], d["sigma"], items)
+    p = noised(d, {"current": v, "old": d["v_old"], "ref": d["v_ref"]}, d["A"], d["sigma"])
     policy, kl = NFT(beta=beta, adv_max=adv_max).loss(p).mean(), regularise.velocity_kl(p)
     loss = policy + lam * kl.mean()
     (grad,) = torch.autograd.grad(loss, v)
@@ -91,7 +73,7 @@ def test_nft_at_the_old_policy(golden, assert_golden, k):
     d = golden("d_nft.npz")
     beta, adv_max, _ = d["settings"][k].tolist()
     v = d["v_old"].clone().requires_grad_()
-    p = point(d, {"current": v, "old": d["v_old"]}, d["A"], d["sigma"], {"x0": d["x0"], "eps": d["eps"]})
+    p = noised(d, {"current": v, "old": d["v_old"]}, d["A"], d["sigma"])
     loss = NFT(beta=beta, adv_max=adv_max).loss(p).mean()
     (grad,) = torch.autograd.grad(loss, v)
     assert_golden(loss.detach(), d[f"s{k}_at_old_policy"], 1e-9)
