@@ -129,6 +129,8 @@ def readings(config: Config, look: Point, fresh: bool) -> list[Reading]:
         part = replace(part, items={**part.items, "settled": settled})
     for charge in (algorithm.loss, *(REGULARISERS[name] for name in config.regularise)):
         charge(part)
+    with torch.no_grad():
+        algorithm.metrics(part)
     return seen
 
 

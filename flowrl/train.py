@@ -111,7 +111,7 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
             loss = values @ part.weight.to(values.dtype) / totals[0]
             for name, c, charge in charges:
                 charged = charge(part)
-                loss = loss + c * (charged @ part.row_weight()) / totals[1]
+                loss = loss + c * (charged @ part.row_weight().to(charged.dtype)) / totals[1]
                 sums.mean(f"train/{name}", charged.detach(), part.row_weight())
             acc.backward(loss * acc.num_processes)
         sums.mean("train/loss", values.detach(), part.weight)
