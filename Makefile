@@ -12,7 +12,7 @@ PINS := $(wildcard $(CONSTRAINTS))
 DEMO := demo$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-fast lint demo bench clean
+.PHONY: help env test test-fast lint demo recipes bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ demo: $(STAMP)  ## train and evaluate the embedded model on the CPU; SEED=1 writ
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	  --num_cpu_threads_per_process $(THREADS) scripts/train.py configs/shapes/demo.yaml run=$(DEMO) seed=$(SEED)
 	$(BIN)/flowrl eval runs/$(DEMO)
+
+recipes: $(STAMP)  ## train and evaluate every recipe of configs/shapes at three seeds (hours)
+	$(BIN)/python scripts/recipes.py
 
 bench: $(STAMP)  ## time one training step
 	$(BIN)/flowrl bench step shapes/flow_grpo
