@@ -68,7 +68,7 @@ def plan(config: ConfigPath, overrides: Overrides = None) -> None:
 
     with _users_mistake():
         loaded = load(config, overrides or ())
-        prompts = data.load(loaded.data.prompts, loaded.data.skip_bad, loaded.data.dedupe).prompts
+        prompts = data.asked(loaded.data).prompts
         typer.echo("\n".join(make(loaded, n_prompts=len(prompts)).lines()))
 
 
@@ -76,12 +76,14 @@ def plan(config: ConfigPath, overrides: Overrides = None) -> None:
 def show_data(
     prompts: Annotated[str, typer.Argument(help="A prompt file, or shapes/train, shapes/validation, shapes/heldout.")],
     skip_bad: Annotated[bool, typer.Option(help="Leave bad rows out and name them.")] = False,
+    pairs: Annotated[bool, typer.Option(help="Read it as pairs of pictures, as data.pairs does.")] = False,
 ) -> None:
-    """Check a prompt file and show its first prompts."""
+    """Check a prompt file, or one of pairs with its pictures, and show its first prompts."""
     from flowrl import data
+    from flowrl.pairs import read_pairs
 
     with _users_mistake():
-        file = data.load(prompts, skip_bad)
+        file = read_pairs(prompts, skip_bad) if pairs else data.load(prompts, skip_bad)
     for notice in file.notices:
         typer.echo(notice, err=True)
     for bad in file.skipped:
@@ -89,6 +91,8 @@ def show_data(
     typer.echo(f"{len(file.prompts)} prompts")
     for prompt in file.prompts[:10]:
         typer.echo(f"  {prompt.id}  {prompt.text[:100]!r}")
+        for picture, place in zip(file.pairs.get(prompt.id, ()), ("chosen", "rejected"), strict=False):
+            typer.echo(f"     {place:8}  {picture}")
 
 
 @app.command("eval")
@@ -145,6 +149,27 @@ def selftest(
         results = checks.run(load(config, overrides or ()))
     typer.echo(checks.table(results))
     raise typer.Exit(0 if all(r.passed for r in results) else 1)
+
+
+@app.command()
+def lab(
+    only: Annotated[str | None, typer.Option(help="One case, or all of one algorithm.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the densities are drawn.")] = Path("lab.png"),
+) -> None:
+    """Train every objective where its fixed point is known; exit 0 only if all reach theirs."""
+    from flowrl import lab as laboratory
+    from flowrl import lab_report
+    from flowrl.lab_cases import select
+
+    results = []
+    with _users_mistake():
+        for case in select(only):
+            results.append(laboratory.run(case))
+            typer.echo(f"{case.name}: {results[-1].seconds:.0f} s", err=True)
+        lab_report.plot(results, out)
+    typer.echo(json.dumps(lab_report.data(results)) if as_json else lab_report.table(results))
+    raise typer.Exit(0 if all(r.holds for r in results) else 1)
 
 
 @bench.command("step")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -26,9 +27,9 @@ from pydantic import (
 )
 
 from flowrl import config_errors
-from flowrl.config_blocks import STRICT, Block, by_name, known_in, lifted, names, nested
+from flowrl.config_blocks import by_name, known_in, lifted, names, nested
 from flowrl.config_file import override, read, refuse, shown, write
-from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, Registry
+from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, STRICT, Block, Registry
 
 BLOCKS = Registry("block", {
     "sampler": "flowrl.sample:Sampler", "credit": "flowrl.credit:Credit", "reward": "flowrl.rewards:RewardSpec",
@@ -56,18 +57,30 @@ def _folder(run: str) -> str:
 
 Name = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Correlation = Annotated[float, BeforeValidator(lambda c: float(c) if isinstance(c, bool) else c), Field(ge=0, le=1)]
 Reward = Annotated[Any, Block(BLOCKS, "reward"), AfterValidator(_known_reward)]
 Rewards = Annotated[tuple[Reward, ...], AfterValidator(_some)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
-    prompts: Name
+    prompts: Name | None = None
+    pairs: Name | None = None  # instead of prompts: a file of prompts with a chosen and a rejected picture each
     prompts_per_step: PositiveInt
-    group_size: PositiveInt
-    shared_noise: bool = False  # all samples of a group start from one noise
+    group_size: PositiveInt = 0  # not given; it is 2 with pairs
+    shared_noise: Correlation = 0.0  # of a sample's first noise with one that its group shares; false = 0, true = 1
     skip_bad: bool = False
     dedupe: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompts is None) == (self.pairs is None):
+            raise ValueError("data.prompts or data.pairs, exactly one of the two is wanted; add or remove one")
+        if self.prompts and not self.group_size:
+            raise ValueError("data.group_size is missing; add it")
+        if self.pairs and (self.group_size not in (0, 2) or self.shared_noise or self.dedupe):
+            fix = "remove data.group_size, data.shared_noise and data.dedupe"
+            raise ValueError(f"data.pairs = {shown(self.pairs)}: its pairs are the groups, as they are; {fix}")
+        object.__setattr__(self, "group_size", self.group_size or 2)
 
 
 @dataclass(frozen=True)
@@ -172,7 +185,7 @@ def resolve(raw: Mapping[str, Any], source: str = "the config") -> Config:
     try:
         return _schema().validate_json(json.dumps(flat), strict=True)
     except ValidationError as error:
-        refuse(source, config_errors.lines(error, flat, list(_known(flat))))
+        refuse(source, config_errors.lines(error, flat, list(dict.fromkeys(_known(flat)))))
         raise
 
 

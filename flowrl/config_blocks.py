@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
-from typing import Annotated, Any, get_args, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, PlainValidator, TypeAdapter, ValidationInfo
+from pydantic import AfterValidator, PlainValidator, ValidationInfo
 
-from flowrl.registry import Registry
-
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # dataclasses inside inherit it
-
-
-@dataclass(frozen=True)
-class Block:
-    """Marks a type that is the dataclass of a name; called, it is the block of a file that leaves it out."""
-
-    registry: Registry
-    name: str
-
-    def __call__(self) -> Any:
-        return self.kind()
-
-    @property
-    def kind(self) -> type:
-        kind = self.registry[self.name]
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            raise ValueError(f"{self.registry.kind} {self.name!r} is no dataclass; name the class of its settings")
-        return kind
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return handler.generate_schema(self.kind)
+from flowrl.registry import Block, OneOf, Registry
 
 
 def by_name(registry: Registry, field: str) -> PlainValidator:
@@ -42,14 +17,9 @@ def by_name(registry: Registry, field: str) -> PlainValidator:
     def build(value: Any, info: ValidationInfo) -> Any:
         if field not in info.data:  # it is wrong, which is told
             return value
-        return _adapter(Block(registry, info.data[field])).validate_json(json.dumps(value), strict=True)
+        return Block(registry, info.data[field]).read(value)
 
     return PlainValidator(build)
-
-
-@cache
-def _adapter(block: Block) -> TypeAdapter:
-    return TypeAdapter(Annotated[Any, block], config=STRICT)
 
 
 def known_in(registry: Registry) -> AfterValidator:
@@ -64,6 +34,9 @@ def known_in(registry: Registry) -> AfterValidator:
 
 def names(kind: Any, aliases: Mapping[str, str], at: str = "") -> Iterator[str]:
     """The dotted names of all keys below a type; `aliases` rename the outermost."""
+    if isinstance(kind, OneOf):
+        for name in kind.registry.names():
+            yield from names(Block(kind.registry, name), {}, at)
     if isinstance(kind, Block):
         kind = kind.kind
     if not isinstance(kind, type):

@@ -13,16 +13,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.types import Edges
+
 Normalise = Literal["group", "global", "gdpo", "centre"]
-Backup = Literal["uniform", "mean_logp"]
+Backup = Literal["uniform", "mean_logp", "siblings", "depth"]
 Reduce = Callable[[Tensor], Tensor]
 
 FLOOR = 1e-4  # added to a standard deviation, as Flow-GRPO does
+ALIKE = 1e-6  # the standard deviation below which BranchGRPO takes the edges of a tree at one depth for equal
 
 
 @dataclass(frozen=True)
 class Credit:
-    """The block `credit:` of a run. `clip` bounds |advantage|; null leaves it unbounded."""
+    """The block `credit:` of a run. `clip` bounds |advantage|, null leaves it unbounded; `backup` is for the edges."""
 
     normalise: Normalise = "group"
     clip: float | None = 5.0
@@ -98,14 +101,45 @@ def group_advantages(
     return adv.to(rewards.dtype), weight.to(rewards.dtype)
 
 
+def edge_advantages(
+    adv: Tensor, weight: Tensor, leaf: Tensor, edges: Edges, tree: Tensor, how: Backup = "uniform"
+) -> tuple[Tensor, Tensor]:
+    """Advantages and weights [E] of the edges of a forest, from those of its leaves [N]; tree [E] numbers its trees.
+
+    An edge has what `backup` gives it, over the leaves with a verdict; without one below it, its weight is 0. Then
+
+        siblings    A(e) - the mean over the edges that leave the same state: an unbiased Q - V of less variance
+        depth       (A(e) - mean) / std over the edges of its tree at its depth, 0 where std < 1e-6 (BranchGRPO)
+
+    An only child has nobody to be compared with: it keeps the mean that was taken from the edge above it, so that all
+    steps between two branchings share one advantage, and the edges of a chain keep their sample's.
+    """
+    seen, total = (backup(value, leaf, edges.parent, edges.logp, how) for value in (weight, adv * weight))
+    judged, value = seen > 0, (total / seen.clamp(min=1e-12)).double()
+    depth = _depth(edges.parent)
+    if how == "siblings":
+        mean, count = _mean(value, edges.state, judged)
+        base = mean.where(count > 1, 0)
+        for d in depth.unique()[1:]:
+            only = (depth == d) & (count < 2)
+            base[only] = base[edges.parent[only]]
+        value = value - base
+    elif how == "depth" and len(depth):
+        level = tree * (depth.max() + 1) + depth
+        value = value - _mean(value, level, judged)[0]
+        std = _mean(value.square(), level, judged)[0].sqrt()
+        value = (value / std).where(std >= ALIKE, 0)
+    return value.where(judged, 0).to(adv.dtype), judged.to(weight.dtype)
+
+
 def backup(adv: Tensor, leaf: Tensor, parent: Tensor, logp: Tensor, weights: Backup = "uniform") -> Tensor:
     """Advantages [E] of the edges of a forest, from those of its leaves: a mean over the edges below (TreeGRPO).
 
         A(leaf edge) = A(its sample),    A(e) = sum over children c of w_c A(c)
 
-    w is uniform over the children, or their softmax of logp [E] ("mean_logp"). adv, leaf [N]: the edge a sample ends
-    in, -1 for none; parent [E], -1 at a root. On a chain every edge gets its sample's advantage, bit for bit. The map
-    is linear: where samples have weight 0, backup(adv) / backup(weight) is the mean over the others.
+    w is the softmax of logp [E] over the children for "mean_logp", and uniform else. adv, leaf [N]: the edge a sample
+    ends in, -1 for none; parent [E], -1 at a root. On a chain every edge gets its sample's advantage, bit for bit. The
+    map is linear: where samples have weight 0, backup(adv) / backup(weight) is the mean over the others.
     """
     edges = len(parent)
     score = logp.double() if weights == "mean_logp" else logp.new_zeros(edges, dtype=torch.float64)
@@ -116,29 +150,37 @@ def backup(adv: Tensor, leaf: Tensor, parent: Tensor, logp: Tensor, weights: Bac
 
     out = adv.new_zeros(edges + 1)
     out[leaf[leaf >= 0]] = adv[leaf >= 0]
-    for level in reversed(_levels(above)):
+    depth = _depth(parent)
+    for d in depth.unique().flip(0)[:-1]:
+        level = (depth == d).nonzero().squeeze(1)
         out.index_add_(0, above[level], share[level] * out[level])
     return out[:edges]
 
 
-def best_worst(adv: Tensor, group: Tensor) -> Tensor:
-    """Pairs [M, 2] of the best and the worst sample of each group, the first of equals; adv [N], NaN = no verdict.
+def best_worst(adv: Tensor, group: Tensor, pairs: int = 1) -> Tensor:
+    """Pairs [M, 2] of the k-th best and the k-th worst sample of each group, k < pairs, the first of equals first.
 
-    A group whose verdicts are all equal, or fewer than 2, has no pair.
+    adv, group [N], NaN = no verdict. A group has only those of its pairs whose best is better than its worst, and they
+    come first: none where its verdicts are all equal, or fewer than 2.
     """
-    pairs = []
+    found = [group.new_empty(0, 2)]
     for one in group.unique():
         rows = ((group == one) & ~adv.isnan()).nonzero().squeeze(1)
-        values = adv[rows]
-        if len(rows) and values.max() > values.min():
-            pairs.append(rows[torch.stack([values.argmax(), values.argmin()])])
-    return torch.stack(pairs) if pairs else group.new_empty(0, 2)
+        best, worst = (rows[adv[rows].argsort(descending=down, stable=True)][:pairs] for down in (True, False))
+        found.append(torch.stack([best, worst], 1)[adv[best] > adv[worst]])
+    return torch.cat(found)
 
 
-def _levels(above: Tensor) -> list[Tensor]:
-    """The edges of a forest by their depth, roots first and left out; above [E] is the edge above, E at a root."""
-    climb = torch.cat([above, above.new_tensor([len(above)])])
-    at, depth = above, torch.zeros_like(above)
-    while (inside := at < len(above)).any():
-        depth, at = depth + inside, climb[at]
-    return [(depth == d).nonzero().squeeze(1) for d in depth.unique() if d > 0]
+def _depth(parent: Tensor) -> Tensor:
+    """[E] how many edges lie above each edge of a forest; parent [E], -1 at a root."""
+    at, depth = parent, torch.zeros_like(parent)
+    while (inside := at >= 0).any():
+        depth, at = depth + inside, parent[at].where(inside, -1)
+    return depth
+
+
+def _mean(values: Tensor, block: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, count) [E] over the judged edges of the same block."""
+    _, slot = block.unique(return_inverse=True)
+    count, top = (torch.zeros_like(values).index_add(0, slot, part * judged) for part in (judged.to(values), values))
+    return (top / count.clamp(min=1))[slot], count[slot]

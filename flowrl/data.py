@@ -7,8 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
+from flowrl.config import Data
+from flowrl.pairs import read_pairs
 from flowrl.prompt_files import PromptFile, read_prompts
 from flowrl.types import Prompt
+
+
+def asked(data: Data) -> PromptFile:
+    """What the block `data:` of a run names: prompts, or pairs. Raises as `load` and `read_pairs` do."""
+    if data.pairs is not None:
+        return read_pairs(data.pairs, data.skip_bad)
+    return load(str(data.prompts), data.skip_bad, data.dedupe)
 
 
 def load(spec: str | Path, skip_bad: bool = False, dedupe: bool = False) -> PromptFile:

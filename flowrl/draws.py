@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-ROOT, EDGE, NOISING, ORDER, WINDOW = range(5)  # what a draw is for; part of every key
+ROOT, EDGE, NOISING, ORDER, WINDOW, BRIDGE, COMMON = range(7)  # what a draw is for; part of every key
 
 
 def generator(*key: int) -> torch.Generator:

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-KernelName = Literal["ode", "flow_sde", "dance", "cps", "precise"]
+KernelName = Literal["ode", "flow_sde", "dance", "cps", "precise", "edm_churn"]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
@@ -94,19 +94,54 @@ def precise(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: f
     return _pulled(x, v, t, t_next, t_next * (rho - 1)), t_next * (1 - rho.square()).sqrt()
 
 
-KERNELS: dict[str, Kernel] = {"ode": ode, "flow_sde": flow_sde, "dance": dance, "cps": cps, "precise": precise}
+def edm_churn(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Churn of paired trajectories (FDFO): x' = (1 - t') x0_hat + t' (kept eps_hat + sqrt(1 - kept^2) z).
+
+    kept = 1 / (1 + eta). It is the ODE's step to r = t' / (1 + eta - eta t'), whose noise is then raised by the factor
+    1 + eta: x' = (x + (r - t) v + r sqrt((1 + eta)^2 - 1) z) / (1 + eta r). Exact where x0_hat is, as cps.
+    """
+    kept = 1 / (1 + eta)
+    return _pulled(x, v, t, t_next, t_next * (kept - 1)), t_next * kept * (eta * (2 + eta)).sqrt()
+
+
+KERNELS: dict[str, Kernel] = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "dance": dance,
+    "cps": cps,
+    "precise": precise,
+    "edm_churn": edm_churn,
+}
 
 
 def step(
-    kernel: str, x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float
+    kernel: str, x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float, spread: Tensor | float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Mean [B, *L] and std [B] of one step from t to t_next < t under `kernel`; sampling and replay both call this.
 
-    x, v [B, *L]; t, t_next, eta [B]. `cap` is the second time of a grid that begins at 1, and 1 for any other grid:
-    kernels read min(t, cap) in the place of t where they would divide by 1 - t. A step of std 0 has no density.
+    x, v [B, *L]; t, t_next, eta [B]; `spread` [B] multiplies the std and leaves the mean. `cap` is the second time of a
+    grid that begins at 1, and 1 for any other grid: kernels read min(t, cap) in the place of t where they would divide
+    by 1 - t. A step of std 0 has no density.
     """
     mean, std = KERNELS[kernel](x, v, t.double(), t_next.double(), eta.double(), cap)
-    return mean, std.to(mean.dtype)
+    return mean, (std * spread).to(mean.dtype)
+
+
+def dpm2_step(x: Tensor, v: Tensor, t: float, t_next: float, last: tuple[Tensor, float] | None) -> Tensor:
+    """DPM-Solver++(2M) (2211.01095, algorithm 2) on the rectified path; first order at t = 1 and at the last step.
+
+        x' = (t'/t) x + (1 - t') (1 - e^-h) D,    D = x0_hat + (x0_hat - last x0_hat) h / (2 h_last)
+
+    with h the step of log((1 - t) / t).
+
+    `last` is (x0_hat, t) of the step before. At first order this is the Euler step of the flow.
+    """
+    if last is None or t_next == 0 or last[1] >= 1:
+        return x + (t_next - t) * v
+    now, past, ahead = (math.log((1 - s) / s) for s in (t, last[1], t_next))
+    x0 = x - t * v
+    estimate = x0 + (x0 - last[0]) * ((ahead - now) / (now - past) / 2)
+    return (t_next / t) * x - (1 - t_next) * math.expm1(now - ahead) * estimate
 
 
 def gaussian_logp(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -125,6 +160,7 @@ LOG_PROBS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "dance": gaussian_logp,
     "cps": cps_logp,
     "precise": gaussian_logp,
+    "edm_churn": gaussian_logp,
 }
 
 

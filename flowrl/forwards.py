@@ -72,15 +72,16 @@ def forwards(config: Config, step: int, world: int = 1) -> Forwards:
     first, later = readings(config, look, fresh=True), readings(config, look, fresh=False)
     current = others = Count()
     for update in range(updates):
-        for grad, guided in _run(later if update else first, config, step, update):
+        fresh = not update and (config.algorithm.acts_with == "current" or not _slow(config, step))
+        for grad, guided in _run(first if fresh else later, config, step, update):
             count = Count(rows * (2 if guided else 1), batches)
             current, others = (current + count, others) if grad else (current, others + count)
     return Forwards(rollout, current, others)
 
 
 def live_states(config: Config, step: int, world: int = 1) -> list[int]:
-    """[steps + 1] how many states there are at each time of the grid; the last are the samples."""
-    _, branch = config.sampler.plan(config.seed, step)
+    """[steps + 1] how many states there are at each time of the grid; the last are the samples, or given ones alone."""
+    branch = [] if config.data.pairs else config.sampler.plan(config.seed, step)[1]
     roots = config.data.prompts_per_step // world * config.data.group_size
     return list(accumulate(branch, mul, initial=roots))
 
@@ -156,10 +157,8 @@ def _run(seen: list[Reading], config: Config, step: int, update: int) -> Iterato
     A version is the number of updates made before it. The reference is version 0. The old policy is a copy of what
     the step began with or, where it keeps something of itself, a version of its own.
     """
-    updates, old = config.optimiser.updates, config.policy.old
-    begun = step * updates
-    slow = old.kept(begun if old.clock == "update" else step) > 0
-    versions = {"current": begun + update, "ref": 0, "old": -1 if slow and step else begun}
+    begun = step * config.optimiser.updates
+    versions = {"current": begun + update, "ref": 0, "old": -1 if _slow(config, step) else begun}
     have: set[tuple[int, int]] = set()
     if config.algorithm.keep_v:  # the rollout's velocities
         have.add((0, versions["old"] if config.algorithm.acts_with == "old" else begun))
@@ -175,3 +174,9 @@ def _run(seen: list[Reading], config: Config, step: int, update: int) -> Iterato
         elif not (current and r.place in live) and (r.place, version) not in have:
             have.add((r.place, version))
             yield False, r.guided
+
+
+def _slow(config: Config, step: int) -> bool:
+    """Whether the old policy has kept something of itself when a step begins."""
+    old = config.policy.old
+    return step > 0 and old.kept(step * config.optimiser.updates if old.clock == "update" else step) > 0

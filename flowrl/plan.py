@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from flowrl.algorithms._points import ForwardProcess
 from flowrl.config import Config
 from flowrl.config_file import refuse
+from flowrl.credit import Credit
 from flowrl.forwards import (
     Forwards,
     calls,
@@ -41,10 +43,11 @@ class Plan:
         """What the user is told before the weights are loaded."""
         c, f = self.config, self.forwards
         stochastic = f", {self.states:,} states with {self.edges:,} stochastic steps" if self.edges else ""
+        rollout = f"{c.sampler.steps} steps of {c.sampler.kernel}{stochastic}"
         lines = [
             f"a step: {_count(c.data.prompts_per_step, 'prompt')} x {c.data.group_size} = "
             f"{self.samples * self.world:,} samples, {self.samples:,} on each of {_count(self.world, 'process')}",
-            f"rollout: {c.sampler.steps} steps of {c.sampler.kernel}{stochastic}",
+            f"rollout: {'none, since pairs of pictures are given' if c.data.pairs else rollout}",
             f"learning: {_count(c.optimiser.updates, 'update')} of {_count(self.rows_per_update, 'row')} in "
             f"{_count(self.micro_batches, 'micro-batch')} of up to {self.rows_per_forward} rows",
             f"forwards, as rows (calls): rollout {f.rollout}, updates {f.current}, old and reference {f.others}",
@@ -60,7 +63,7 @@ def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
     refuse("the plan", _reasons(config, world))
     look, live = imagined(config), live_states(config, 0, world)
     rows = rows_per_update(config, look, world)
-    chunk = min(rows_per_forward(config), max(*live[:-1], rows))
+    chunk = min(rows_per_forward(config), max([*live[:-1], rows]))
     chunk = max(look.unit, chunk - chunk % look.unit)
     states, edges = stochastic_steps(config, world)
     reads_ref = any(r.slot == "ref" and not r.place for r in readings(config, look, fresh=False))
@@ -72,8 +75,22 @@ def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
 
 def _reasons(config: Config, world: int) -> Iterator[str]:
     yield from _uneven(config, world)
-    yield from _silent(config)
-    yield from config.algorithm.objections(config)
+    yield from _idle(config) if config.data.pairs else _silent(config)
+    if not config.data.pairs or isinstance(config.algorithm, ForwardProcess):
+        yield from config.algorithm.objections(config)
+
+
+def _idle(config: Config) -> Iterator[str]:
+    """Settings that have nothing to do where pairs of pictures are given."""
+    if not isinstance(config.algorithm, ForwardProcess):
+        yield (
+            f"algorithm.name = {config.algorithm_name} learns from the stochastic steps of its own samples, and "
+            "data.pairs gives pictures alone; take algorithm.name=dpo or data.prompts"
+        )
+    if config.sampler.eta:
+        yield f"sampler.eta = {config.sampler.eta:g}: with data.pairs no step is taken; take sampler={{steps: 8}}"
+    if config.credit != Credit():
+        yield "credit is given, but the pictures of data.pairs are 1 and -1 as they stand; remove the block"
 
 
 def _uneven(config: Config, world: int) -> Iterator[str]:
@@ -85,25 +102,32 @@ def _uneven(config: Config, world: int) -> Iterator[str]:
             f"data.prompts_per_step = {prompts} does not split evenly over {world} processes: "
             f"take {more} prompts, or {_divisors(prompts, world)} processes"
         )
-    if group > 1 and group % updates:
+    portions = config.algorithm.portions(group, max(1, prompts // world))
+    if group * config.sampler.leaves > 1 and all(n % updates for n in portions.values()):
+        given = " or ".join(f"{name} = {n}" for name, n in portions.items())
         yield (
-            f"optimiser.updates = {updates} does not divide data.group_size = {group}: every update learns from an "
-            f"equal share of every group; take {_divisors(group, updates)} updates"
+            f"optimiser.updates = {updates} does not divide {given}: every update learns from an equal share; "
+            f"take {_divisors(max(portions.values()), updates)} updates"
         )
 
 
 def _silent(config: Config) -> Iterator[str]:
     """Rewards that cannot tell the samples of a group apart."""
     data, weights = config.data, {}
-    if data.group_size < 2:
+    if data.group_size * config.sampler.leaves < 2:
         yield (
             f"data.group_size = {data.group_size}: no relative signal, since an advantage is a reward less its group's "
             "mean; take 4 or more, and where memory is short lower compute.rows_per_forward, which changes no result"
         )
-    if data.shared_noise and config.sampler.eta == 0:
+    if data.shared_noise == 1 and config.sampler.eta == 0:
         yield (
-            "data.shared_noise = true with sampler.eta = 0: all samples of a group would be the same picture; "
-            "take shared_noise=false or a stochastic sampler"
+            f"data.shared_noise = {data.shared_noise:g} with sampler.eta = 0: all samples of a group would be the same "
+            "picture; take shared_noise=0 or a stochastic sampler"
+        )
+    if config.credit.backup == "depth" and config.sampler.leaves == 1:
+        yield (
+            "credit.backup = depth with a sampler that does not branch: it compares the edges of a tree at one depth, "
+            "and a chain has one; take credit.backup=uniform or set sampler.branch"
         )
     for spec in config.rewards:
         weights[spec.name] = weights.get(spec.name, 0.0) + spec.weight

@@ -11,11 +11,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl.prompt_source import BLANK, PromptFileError, named, shown, visible
+from flowrl.pictures import Picture
+from flowrl.prompt_source import BLANK, MAX_LISTED, PromptFileError, count, listed, named, shown, visible
 from flowrl.prompt_tables import Row, kind, read_rows
 from flowrl.types import Prompt
 
@@ -23,7 +24,6 @@ __all__ = ["BadRow", "PromptFile", "PromptFileError", "read_prompts"]
 
 MAX_CHARS = 100_000  # of one prompt
 LONG_CHARS = 1_000  # beyond this every text encoder in use cuts
-MAX_LISTED = 50
 ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200b\u2060\ufeff]")
 TYPES = {
     "prompt": ((str,), "text"),
@@ -47,11 +47,15 @@ class BadRow:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """What a file holds: the prompts in file order, what the user should be told, the bad rows left out."""
+    """What a file holds: the prompts in file order, what the user should be told, the bad rows left out.
+
+    A file of pairs has the (chosen, rejected) picture of each prompt id, too.
+    """
 
     prompts: list[Prompt]
     notices: list[str]
     skipped: list[BadRow]
+    pairs: Mapping[int, tuple[Picture, Picture]] = field(default_factory=dict)
 
 
 def read_prompts(path: str | Path, skip_bad: bool = False, dedupe: bool = False) -> PromptFile:
@@ -64,15 +68,19 @@ def read_prompts(path: str | Path, skip_bad: bool = False, dedupe: bool = False)
     Raises PromptFileError (a ValueError) listing all bad rows with their places.
     """
     path, notices = Path(path), list[str]()
-    rows = list(read_rows(path, notices.append))
+    return taken(path, list(read_rows(path, notices.append)), notices, skip_bad, dedupe)
+
+
+def taken(path: Path, rows: list[Row], notices: list[str], skip_bad: bool, dedupe: bool = False) -> PromptFile:
+    """What the rows of a file hold, as `read_prompts` has it; `notices` is what the user is told already."""
     good, bad = _sorted_out(rows)
     if bad and not (skip_bad and good):
-        raise PromptFileError(_report(path, bad))
+        raise PromptFileError(_report(path, bad, notices))
     if not good:
         raise PromptFileError(f"no prompts in {named(path)}: no row has text")
     kept = _distinct(good) if dedupe else good
-    notices += _notices(rows, good, bad, len(good) - len(kept))
-    return PromptFile([prompt for _, prompt in kept], notices, bad)
+    told = _notices(rows, good, bad, len(good) - len(kept))
+    return PromptFile([prompt for _, prompt in kept], [*notices, *told], bad)
 
 
 def _sorted_out(rows: list[Row]) -> tuple[list[tuple[Row, Prompt]], list[BadRow]]:
@@ -140,10 +148,11 @@ def _text_faults(text: str) -> list[str]:
     return ["a NUL character in the prompt"] if "\0" in text else []
 
 
-def _report(path: Path, bad: list[BadRow]) -> str:
-    listed = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:MAX_LISTED])
+def _report(path: Path, bad: list[BadRow], notices: list[str]) -> str:
+    faults = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:MAX_LISTED])
     more = f"\n  and {len(bad) - MAX_LISTED:,} more" if len(bad) > MAX_LISTED else ""
-    return f"{named(path)}: {_count(len(bad), 'bad row')}; correct the file or skip bad rows{listed}{more}"
+    also = "".join(f"\n  besides: {notice}" for notice in notices)
+    return f"{named(path)}: {count(len(bad), 'bad row')}; correct the file or skip bad rows{faults}{more}{also}"
 
 
 def _distinct(good: list[tuple[Row, Prompt]]) -> list[tuple[Row, Prompt]]:
@@ -156,17 +165,17 @@ def _distinct(good: list[tuple[Row, Prompt]]) -> list[tuple[Row, Prompt]]:
 def _notices(rows: list[Row], good: list[tuple[Row, Prompt]], bad: list[BadRow], dropped: int) -> list[str]:
     notices = []
     if blank := [row.place for row in rows if row.blank]:
-        notices.append(f"{_count(len(blank), 'row')} without text skipped: {_places(blank)}")
+        notices.append(f"{count(len(blank), 'row')} without text skipped: {listed(blank)}")
     if bad:
-        notices.append(f"{_count(len(bad), 'bad row')} skipped: {_places([row.place for row in bad])}")
+        notices.append(f"{count(len(bad), 'bad row')} skipped: {listed([row.place for row in bad])}")
     if repeats := len(good) - len({prompt.text for _, prompt in good}):
         fate = f"{dropped} with the same metadata dropped" if dropped else "each stays a prompt of its own"
-        notices.append(f"{_count(repeats, 'row')} repeating the text of an earlier row: {fate}")
+        notices.append(f"{count(repeats, 'row')} repeating the text of an earlier row: {fate}")
     for row, prompt in good:
         if len(prompt.text) > LONG_CHARS:
             notices.append(f"{row.place}: {len(prompt.text):,} characters, text encoders cut so long a prompt")
     if odd := [row.place for row, prompt in good if ODD.search(prompt.text)]:
-        notices.append(f"control, line-separator or zero-width characters kept inside: {_places(odd)}")
+        notices.append(f"control, line-separator or zero-width characters kept inside: {listed(odd)}")
     return notices + _key_notices(good)
 
 
@@ -176,20 +185,10 @@ def _key_notices(good: list[tuple[Row, Prompt]]) -> list[str]:
     notices = []
     if extras:
         notices.append(
-            "kept as metadata: " + _places([f"{shown(key)} ({_count(n, 'row')})" for key, n in extras.items()])
+            "kept as metadata: " + listed([f"{shown(key)} ({count(n, 'row')})" for key, n in extras.items()])
         )
     for key in extras:
         near = "" if key in KNOWN_KEYS else _nearest(key, KNOWN_KEYS)
         if near:
             notices.append(f"{first[key]}: {shown(key)} is kept as metadata, is {shown(near)} meant?")
     return notices
-
-
-def _places(places: list[str]) -> str:
-    return ", ".join(places[:MAX_LISTED]) + (
-        f" and {len(places) - MAX_LISTED:,} more" if len(places) > MAX_LISTED else ""
-    )
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" + "s" * (n != 1)

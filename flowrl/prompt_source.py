@@ -6,12 +6,13 @@ import codecs
 import gzip
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 MAX_BYTES = 64 * 2**20  # of one file, after decompression
 MAX_ROWS = 1_000_000
+MAX_LISTED = 50  # of the places of a message
 BLANK = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + "\ufeff"
 FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols that print nothing
 
@@ -36,6 +37,15 @@ def shown(text: str, width: int = 80) -> str:
 
 def named(path: Path) -> str:
     return shown(str(path), 4096)
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" + "s" * (n != 1)
+
+
+def listed(places: Sequence[str]) -> str:
+    more = f" and {len(places) - MAX_LISTED:,} more" if len(places) > MAX_LISTED else ""
+    return ", ".join(places[:MAX_LISTED]) + more
 
 
 def visible(text: str) -> bool:

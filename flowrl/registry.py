@@ -9,14 +9,20 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import json
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import ConfigDict, GetCoreSchemaHandler, PlainValidator, TypeAdapter
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)  # dataclasses inside inherit it
 
 
 class Named(Protocol):
@@ -111,6 +117,61 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
+@dataclass(frozen=True)
+class Block:
+    """Marks a type that is the dataclass of a name; called, it is the block of a file that leaves it out."""
+
+    registry: Registry
+    name: str
+
+    def __call__(self) -> Any:
+        return self.kind()
+
+    @property
+    def kind(self) -> type:
+        kind = self.registry[self.name]
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            raise ValueError(f"{self.registry.kind} {self.name!r} is no dataclass; name the class of its settings")
+        return kind
+
+    @property
+    def keys(self) -> list[str]:
+        return [one.name for one in fields(self.kind)]
+
+    def read(self, value: Any) -> Any:
+        """The block that plain data describes."""
+        return _adapter(self).validate_json(json.dumps(value), strict=True)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(self.kind)
+
+
+@cache
+def _adapter(block: Block) -> TypeAdapter:
+    return TypeAdapter(Annotated[Any, block], config=STRICT)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Marks a type that is the dataclass of the name in its own field `name`; a block without one means `default`."""
+
+    registry: Registry
+    default: str
+
+    def read(self, value: Any) -> Any:
+        given = value if isinstance(value, dict) else {}
+        name = str(given.get("name", self.default))
+        keys = {one: Block(self.registry, one).keys for one in (*self.registry.names(), name)}
+        for key in given:
+            if key not in keys[name] and (others := [one for one in keys if key in keys[one]]):
+                fix = f"those of {name} are {', '.join(keys[name])}"
+                raise ValueError(f"{key} is a key of {' and '.join(others)}; {fix}")
+        return Block(self.registry, name).read(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(Annotated[Any, PlainValidator(self.read)])
+
+
 ALGORITHMS = Registry(
     "algorithm",
     {
@@ -124,9 +185,14 @@ ALGORITHMS = Registry(
         "paired": "flowrl.algorithms.paired:Paired",
     },
 )
-MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3"})
+MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3", "gaussian": "flowrl.models.gaussian:Gaussian"})
 REGULARISERS = Registry(
     "regulariser",
     {name: f"flowrl.regularise:{name}" for name in ("velocity_kl", "norm_hinge", "path_kl", "step_kl")},
 )
 REWARDS = Registry("reward", entry_points="flowrl.rewards")
+SURROGATES = Registry("surrogate", {
+    "ppo": "flowrl.algorithms._surrogates:PPO", "p3o": "flowrl.algorithms._surveyed:P3O",
+    "spo": "flowrl.algorithms._surrogates:SPO", "m2po": "flowrl.algorithms._surveyed:M2PO",
+    "pspo": "flowrl.algorithms._surrogates:PSPO", "lpo": "flowrl.algorithms._surveyed:LPO",
+})  # fmt: skip

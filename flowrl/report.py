@@ -110,12 +110,13 @@ def _headline(result: Result | None, rows: Rows, rewards: Sequence[str]) -> str:
             f"{name} {verb}: {row['base']:.{n}f} before, {row['tuned']:.{n}f} after, a difference of "
             f"{row['diff']:+.{n}f} (95% interval {low:.{n}f} to {high:.{n}f}, {row['n']} prompts){gap}."
         )
-    if not rows:
-        return "No step is on record yet."
-    values = [value for value in charts.series(rows, f"reward/{rewards[0]}/mean")[1] if not math.isnan(value)]
-    some = max(1, len(values) // 10)
-    start, end = fmean(values[:some]), fmean(values[-some:])
-    return f"In training, {rewards[0]} went from {start:.3f} (first {some} steps) to {end:.3f} (last {some})."
+    first = [(name, f"reward/{name}/mean") for name in rewards[:1]]
+    for name, metric in (*first, ("the loss", "train/loss")):
+        if values := [value for value in charts.series(rows, metric)[1] if not math.isnan(value)]:
+            some = max(1, len(values) // 10)
+            start, end = fmean(values[:some]), fmean(values[-some:])
+            return f"In training, {name} went from {start:.3f} (first {some} steps) to {end:.3f} (last {some})."
+    return "No step is on record yet."
 
 
 def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:

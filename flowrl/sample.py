@@ -28,10 +28,9 @@ Table = TypeVar("Table", States, Edges)
 class Window:
     """The steps that are stochastic: `size` of them from a start that moves from rollout to rollout.
 
-    start: a step, or "random" (inside `within`; law "uniform" as Flow-GRPO-Fast, "geometric" with Pr[i] ~ 2^-i as
-    TreeGRPO), or "sliding" (MixGRPO: `stride` steps on every `every` rollouts, back to the first after the last full
-    window; with `fade` (l0, k) a window at l stays for
-    ceil(every exp(-k max(0, l - l0))) rollouts).
+    start: a step, or "random" (inside `within`, by a `law`: uniform as Flow-GRPO-Fast, geometric as TreeGRPO), or
+    "sliding" (MixGRPO: `stride` steps on every `every` rollouts, back to the first after the last full window; with
+    `fade` (l0, k) a window at l stays for ceil(every exp(-k max(0, l - l0))) rollouts).
     """
 
     size: int
@@ -50,43 +49,62 @@ class Window:
                     "leave the window out"
                 )
 
-    def at(self, steps: int, seed: int, step: int) -> int:
-        """The first stochastic step of rollout `step` on a grid of `steps` steps whose last one is never stochastic."""
-        first, end = self.within or (0, steps - 1)
-        places = end - first - self.size + 1
+    def starts(self, steps: int) -> range:
+        """Where the window may begin on a grid of `steps` steps, whose last one is never stochastic."""
         if isinstance(self.start, int):
-            return self.start
+            return range(self.start, self.start + 1)
+        first, end = self.within or (0, steps - 1)
+        return range(first, end - self.size + 1, self.stride if self.start == "sliding" else 1)
+
+    def odds(self, places: int) -> Tensor:
+        """[places] of each start of a random window; geometric: Pr[i] = (1 - r) r^i / (1 - r^places), r = 1/2."""
+        odds = torch.ones(places) if self.law == "uniform" else 0.5 ** torch.arange(places)
+        return odds / odds.sum()
+
+    def at(self, steps: int, seed: int, step: int) -> int:
+        """The first stochastic step of rollout `step`."""
+        starts = self.starts(steps)
         if self.start == "sliding":
             late, k = self.fade or (0, 0.0)
-            starts = range(first, first + places, self.stride)
             stay = [math.ceil(self.every * math.exp(-k * max(0, start - late))) for start in starts]
             return starts[bisect.bisect_right(list(itertools.accumulate(stay)), step % sum(stay))]
-        odds = torch.ones(places) if self.law == "uniform" else 0.5 ** torch.arange(places)
-        return first + int(odds.multinomial(1, generator=draws.generator(seed, step, draws.WINDOW)))
+        rng = draws.generator(seed, step, draws.WINDOW)
+        return starts[int(self.odds(len(starts)).multinomial(1, generator=rng))]
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The block `sampler:` of a run. Without a window, all steps but the last are stochastic where eta > 0."""
+    """The block `sampler:` of a run. Without a window, all steps but the last are stochastic where eta > 0.
+
+    `branch` children are drawn at each step of a window (TreeGRPO), or {step: children} at some of the stochastic steps
+    and one elsewhere (BranchGRPO). Where there is more than one, their noise is `branch_noise` times the kernel's.
+    """
 
     steps: int = 8
     kernel: flow.KernelName = "ode"
     eta: float = 0.0
     window: Window | None = None
-    branch: int = 1
+    branch: int | dict[int, int] = 1
+    branch_noise: float = 1.0
     solver: Literal["euler", "dpm2"] = "euler"
     store: Literal["fp32", "bf16", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("branch", 1), ("eta", 0)):
-            if vars(self)[name] < low:
+        children = [1, *self.branch.values()] if isinstance(self.branch, dict) else [self.branch]
+        for name, values, low in (("steps", [self.steps], 1), ("branch", children, 1), ("eta", [self.eta], 0)):
+            if min(values) < low:
                 raise ValueError(f"sampler.{name} is {vars(self)[name]}: it must be at least {low}")
         if (self.kernel == "ode") != (self.eta == 0):
             raise ValueError(
                 f"sampler.kernel is {self.kernel} with sampler.eta {self.eta:g}: the ode has eta 0, and a stochastic "
-                "kernel needs eta > 0 (flow_sde: 0.7, dance: 0.3, cps: 0.8)"
+                "kernel needs eta > 0 (flow_sde: 0.7, dance: 0.3, cps: 0.8, edm_churn: 0.0025)"
             )
-        if self.branch > 1 and not self.window:
+        if self.branch_noise <= 0 or self.branch_noise != 1 and max(children) == 1:
+            raise ValueError(
+                f"sampler.branch_noise is {self.branch_noise:g}: it is a positive factor of the noise where a tree "
+                "branches, which needs sampler.branch"
+            )
+        if isinstance(self.branch, int) and self.branch > 1 and not self.window:
             raise ValueError(f"sampler.branch is {self.branch}: a tree branches inside a window, so set sampler.window")
         if self.window:
             first, end = self.window.within or (0, self.steps - 1)
@@ -96,34 +114,36 @@ class Sampler:
                     f"sampler.window covers {self.window.size} steps from {start}: it needs eta > 0 and steps inside "
                     f"[{first}, {min(end, self.steps - 1)}), since the last of {self.steps} steps is deterministic"
                 )
+        always = self._always_stochastic()
+        for step in self.branch if isinstance(self.branch, dict) else ():
+            if step not in always:
+                raise ValueError(
+                    f"sampler.branch is {self.branch}: tree branching at an ODE step, since step {step} is not "
+                    f"stochastic in every rollout; branch at steps in [{always.start}, {always.stop})"
+                )
+
+    def _always_stochastic(self) -> range:
+        """The steps that are stochastic in every rollout."""
+        if self.window:
+            starts = self.window.starts(self.steps)
+            return range(starts[-1], starts[0] + self.window.size)
+        return range(self.steps - 1 if self.eta else 0)
+
+    @property
+    def leaves(self) -> int:
+        """How many samples grow from one root."""
+        return math.prod(self.plan(0, 0)[1])
 
     def plan(self, seed: int, step: int) -> tuple[list[float], list[int]]:
         """(eta, branch) of each step of one rollout."""
         eta, branch = [0.0] * self.steps, [1] * self.steps
         start = self.window.at(self.steps, seed, step) if self.window else 0
         for k in range(start, start + self.window.size if self.window else self.steps - 1):
-            eta[k], branch[k] = self.eta, self.branch
+            eta[k], branch[k] = self.eta, self.branch.get(k, 1) if isinstance(self.branch, dict) else self.branch
         return eta, branch
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def dpm2_step(x: Tensor, v: Tensor, t: float, t_next: float, last: tuple[Tensor, float] | None) -> Tensor:
-    """DPM-Solver++(2M) (2211.01095, algorithm 2) on the rectified path; first order at t = 1 and at the last step.
-
-        x' = (t'/t) x + (1 - t') (1 - e^-h) D,    D = x0_hat + (x0_hat - last x0_hat) h / (2 h_last)
-
-    with h the step of log((1 - t) / t).
-
-    `last` is (x0_hat, t) of the step before. At first order this is the Euler step of the flow.
-    """
-    if last is None or t_next == 0 or last[1] >= 1:
-        return x + (t_next - t) * v
-    now, past, ahead = (math.log((1 - s) / s) for s in (t, last[1], t_next))
-    x0 = x - t * v
-    estimate = x0 + (x0 - last[0]) * ((ahead - now) / (now - past) / 2)
-    return (t_next / t) * x - (1 - t_next) * math.expm1(now - ahead) * estimate
 
 
 @torch.no_grad()
@@ -140,21 +160,22 @@ def sample(
     tip, place = torch.full_like(root, -1), torch.zeros_like(root)
     none, times = noise.new_empty(0), grid.tolist()
     cap = times[1] if times[0] == 1 else 1.0
-    states = [States(x[:0].to(dtype), none, none, none, root[:0], x[:0].to(dtype) if keep_v else None)]
+    states = [States(x[:0].to(dtype), none, none, none, none, root[:0], x[:0].to(dtype) if keep_v else None)]
     edges = [Edges(root[:0], root[:0], x[:0].to(dtype), none)]
     size, count, last = 0, 0, None
     for k, (eta, branch) in enumerate(zip(*plan, strict=True)):
         x = x.to(dtype).float() if eta else x  # the network sees a state as it is stored
-        t, t_next, noisy = (x.new_full((len(x),), value) for value in (times[k], times[k + 1], eta))
+        how = times[k], times[k + 1], eta, sampler.branch_noise if branch > 1 else 1.0
+        t, t_next, noisy, spread = (x.new_full((len(x),), value) for value in how)
         v = velocity(x, t, cond[root])
         if not eta:
             if sampler.solver == "dpm2":
-                x, last = dpm2_step(x, v, times[k], times[k + 1], last), (flow.clean(x, v, t), times[k])
+                x, last = flow.dpm2_step(x, v, times[k], times[k + 1], last), (flow.clean(x, v, t), times[k])
             else:
                 x = flow.step("ode", x, v, t, t_next, noisy, cap)[0]
             continue
-        mean, std = flow.step(sampler.kernel, x, v, t, t_next, noisy, cap)
-        states.append(States(x.to(dtype), t, t_next, noisy, root, v.to(dtype) if keep_v else None))
+        mean, std = flow.step(sampler.kernel, x, v, t, t_next, noisy, cap, spread)
+        states.append(States(x.to(dtype), t, t_next, noisy, spread, root, v.to(dtype) if keep_v else None))
         child = torch.arange(len(x), device=device).repeat_interleave(branch)
         place = place[child] * branch + torch.arange(len(child), device=device) % branch
         root, parent, mean, std = root[child], tip[child], mean[child], std[child]

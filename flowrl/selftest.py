@@ -24,9 +24,9 @@ from flowrl.bench.step import staged_step
 from flowrl.config import Config, resolve
 from flowrl.export import export
 from flowrl.forwards import forwards
-from flowrl.session import Session, ask, noise_keys, start
+from flowrl.session import Session, ask, first_noise, start
 from flowrl.tell import Sums
-from flowrl.train import act, credit, judge, train_step, update
+from flowrl.train import Clock, rolled_out, train_step, update
 from flowrl.types import Cond, Rollout
 
 RATIO = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}  # |ratio - 1| in batches of another shape than the rollout's
@@ -67,27 +67,29 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def small(config: Config, folder: str) -> Config:
-    """The run with 4 steps of 2 prompts, groups of at least 4, and a reward that needs no model."""
+    """The run with 4 steps of 2 prompts, groups of 4 or more, and a reward that needs no model."""
     raw, updates = config.dump(), config.optimiser.updates
     raw |= {"run": f"{folder}/run", "steps": 4, "rewards": [{"name": "jpeg_incompressible"}], "track": ["jsonl"]}
-    raw["data"] |= {"prompts_per_step": 2, "group_size": updates * -(-4 // updates)}
+    raw["data"] |= {"prompts_per_step": 2}
+    if not config.data.pairs:
+        raw["data"] |= {"group_size": 2 * updates * -(-2 // updates)}
     return resolve({key: value for key, value in raw.items() if key not in ("evaluate", "save")})
 
 
 def noise_depends_on_its_key_alone(s: Session) -> Check:
-    """Members of a group differ, and two processes that draw row by row draw what one draws at once."""
+    """Members of a group differ, and two processes draw what one draws."""
     _, roots = ask(s, 0)
-    noise = s.adapter.noise(noise_keys(s, roots, 0))
+    noise = first_noise(s, roots, 0)
     again = []
     for rank in range(2):
         process: Any = SimpleNamespace(process_index=rank, num_processes=2, device=s.accelerator.device)
-        theirs = replace(s, accelerator=process)
-        again += [s.adapter.noise([key]) for key in noise_keys(s, ask(theirs, 0)[1], 0)]
+        again.append(first_noise(s, ask(replace(s, accelerator=process), 0)[1], 0))
     distance = torch.cat([torch.pdist(noise[roots.group == g].flatten(1)) for g in roots.group.unique()])
-    apart = not distance.any() if s.config.data.shared_noise else bool(distance.all())
+    shared = s.config.data.shared_noise == 1
+    apart = bool(distance.all()) != shared
     changed = int((torch.cat(again) != noise).flatten(1).any(1).sum())
     measured = f"{changed} of {len(noise)} differ on 2 processes, nearest two {distance.min():.2g} apart"
-    wanted = f"0 and {'0 (data.shared_noise)' if s.config.data.shared_noise else 'above 0'}"
+    wanted = f"0 and {'0 (data.shared_noise)' if shared else 'above 0'}"
     return Check("noise depends on its key alone", apart and not changed, measured, wanted)
 
 
@@ -195,6 +197,4 @@ def _near(name: str, s: Session, x: Tensor, y: Tensor, base: Tensor | None = Non
 
 def _rollout(s: Session, step: int) -> tuple[Rollout, Cond]:
     """A judged rollout and its condition."""
-    prompts, roots = ask(s, step)
-    cond = s.adapter.encode(prompts)
-    return credit(s, judge(s, act(s, cond, roots, step), prompts, Sums()), Sums()), cond
+    return rolled_out(s, step, Clock(), Sums())

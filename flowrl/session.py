@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from flowrl import data, draws
 from flowrl.config import Config
 from flowrl.models.base import Adapter
+from flowrl.pictures import Picture
 from flowrl.plan import Plan, plan
 from flowrl.policy import Policy
 from flowrl.rewards import RewardBank
@@ -35,6 +37,7 @@ class Session:
     adapter: Adapter
     policy: Policy
     optimiser: torch.optim.Optimizer
+    pairs: Mapping[int, tuple[Picture, Picture]] = field(default_factory=dict)  # given, by prompt id
     skipped_in_a_row: int = 0
 
     def total(self, value: Tensor) -> Tensor:
@@ -58,8 +61,9 @@ def start(config: Config, accelerator: Accelerator | None = None, tell=lambda li
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     rewards = RewardBank(config.rewards)
-    file = data.load(config.data.prompts, config.data.skip_bad, config.data.dedupe)
-    rewards.check(file.prompts)
+    file = data.asked(config.data)
+    if not file.pairs:
+        rewards.check(file.prompts)
     e = config.evaluate
     held = data.load(e.prompts).prompts if e.prompts else file.prompts
     judges = RewardBank(e.rewards) if e.rewards else rewards
@@ -81,7 +85,9 @@ def start(config: Config, accelerator: Accelerator | None = None, tell=lambda li
     optimiser = torch.optim.AdamW(policy.parameters, lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay,
                                   fused=True)  # fmt: skip
     adapter.network, optimiser = accelerator.prepare(adapter.network, optimiser)
-    return Session(config, accelerator, file.prompts, planned, rewards, held, judges, adapter, policy, optimiser)
+    return Session(
+        config, accelerator, file.prompts, planned, rewards, held, judges, adapter, policy, optimiser, file.pairs
+    )
 
 
 def make_accelerator(config: Config) -> Accelerator:
@@ -125,7 +131,12 @@ def ask(s: Session, step: int) -> tuple[list[Prompt], Roots]:
     return mine, Roots(*(value.to(acc.device) for value in vars(roots).values()))
 
 
-def noise_keys(s: Session, roots: Roots, step: int) -> list[tuple[int, ...]]:
-    """The key of each root's first noise; with `data.shared_noise` a group has one."""
-    size = s.config.data.group_size if s.config.data.shared_noise else 1
-    return [(s.config.seed, step, draws.ROOT, p, i // size * size) for p, i in roots.of(torch.arange(len(roots)))]
+def first_noise(s: Session, roots: Roots, step: int) -> Tensor:
+    """[N, *L] c common + sqrt(1 - c^2) own, c = `data.shared_noise`; what is common is a group's, or a pair's."""
+    c, who, key = s.config.data.shared_noise, roots.of(torch.arange(len(roots))), (s.config.seed, step)
+    own = s.adapter.noise([(*key, draws.ROOT, prompt, index) for prompt, index in who])
+    if c == 0:
+        return own
+    size = 2 if s.config.algorithm.paired else s.config.data.group_size
+    common = s.adapter.noise([(*key, draws.COMMON, prompt, index // size) for prompt, index in who])
+    return c * common + (1 - c * c) ** 0.5 * own

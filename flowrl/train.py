@@ -11,14 +11,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from flowrl import offline
 from flowrl.algorithms._objective import Objective
-from flowrl.credit import backup, group_advantages
+from flowrl.credit import edge_advantages, group_advantages
 from flowrl.policy import Policy
 from flowrl.registry import REGULARISERS
 from flowrl.regularise import norm_ratio
 from flowrl.rewards import Media
 from flowrl.sample import sample
-from flowrl.session import Session, ask, noise_keys
+from flowrl.session import Session, ask, first_noise
 from flowrl.tell import Sums
 from flowrl.types import Cond, Point, Prompt, Rollout, Roots
 
@@ -33,24 +34,30 @@ PATIENCE = 5  # updates left out in a row before a run stops
 def train_step(s: Session, step: int, clock: Clock | None = None) -> dict[str, float]:
     """One rollout and its updates, its stages by a clock; returns the step's metrics, the same on every rank."""
     clock, sums = clock or Clock(), Sums()
-    with clock("ask"):
-        prompts, roots = ask(s, step)
-        cond = s.adapter.encode(prompts)
-    with clock("act"):
-        rollout = act(s, cond, roots, step)
-    with clock("judge"):
-        rollout = judge(s, rollout, prompts, sums)
-    with clock("credit"):
-        rollout = credit(s, rollout, sums)
+    rollout, cond = rolled_out(s, step, clock, sums)
     with clock("learn"):
         learn(s, rollout, cond, step, sums)
     return {**sums.reduced(s.total), **clock.seconds}
 
 
+def rolled_out(s: Session, step: int, clock: Clock, sums: Sums) -> tuple[Rollout, Cond]:
+    """What a step learns from: samples with their credit, or pairs of pictures that are given; and its condition."""
+    doing, judging, crediting = (offline.act, offline.judge, offline.credit) if s.pairs else (act, judge, credit)
+    with clock("ask"):
+        prompts, roots = ask(s, step)
+        cond = s.adapter.encode(prompts)
+    with clock("act"):
+        rollout = doing(s, cond, roots, step)
+    with clock("judge"):
+        rollout = judging(s, rollout, prompts, sums)
+    with clock("credit"):
+        return crediting(s, rollout, sums), cond
+
+
 def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
     """Samples from the policy that acts, with its stochastic steps on record."""
     c = s.config
-    noise = s.adapter.noise(noise_keys(s, roots, step))
+    noise = first_noise(s, roots, step)
     with s.policy.reading(c.algorithm.acts_with):
         return sample(
             s.velocity, noise, cond[roots.prompt], roots, s.adapter.grid(c.sampler.steps), c.sampler.plan(c.seed, step),
@@ -76,13 +83,9 @@ def credit(s: Session, rollout: Rollout, sums: Sums) -> Rollout:
     flat = torch.zeros(int(group.max()) + 1).index_add(0, group, (adv * weight).abs())[group.unique()] == 0
     sums.mean("credit/zero_std_frac", flat.float())
     adv, weight = adv.to(device), weight.to(device)
-
-    def up(values: Tensor) -> Tensor:
-        return backup(values, rollout.leaf, edges.parent, edges.logp, c.backup)
-
-    seen = up(weight)
-    edges = replace(edges, adv=up(adv * weight) / seen.clamp(min=1e-12), weight=(seen > 0).to(weight.dtype))
-    return replace(rollout, adv=adv, weight=weight, edges=edges)
+    tree = rollout.states.root[edges.state]
+    edge_adv, edge_weight = edge_advantages(adv, weight, rollout.leaf, edges, tree, c.backup)
+    return replace(rollout, adv=adv, weight=weight, edges=replace(edges, adv=edge_adv, weight=edge_weight))
 
 
 def learn(s: Session, rollout: Rollout, cond: Cond, step: int, sums: Sums) -> None:

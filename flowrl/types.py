@@ -75,12 +75,13 @@ class Roots:
 
 @dataclass(frozen=True)
 class States:
-    """Distinct states from which a stochastic step was taken; all edges that leave one share its t_next and eta."""
+    """Distinct states from which a stochastic step was taken; all edges that leave one share how they were drawn."""
 
     x: Tensor  # [S, *L], storage dtype
     t: Tensor  # [S]
     t_next: Tensor  # [S]
     eta: Tensor  # [S]
+    spread: Tensor  # [S] what the kernel's std is multiplied by
     root: Tensor  # [S] the root sample a state grew from
     v: Tensor | None  # [S, *L], the velocity of the rollout, kept where the objective asks
 
@@ -139,7 +140,7 @@ class Point:
     adv: Tensor  # [I]
     weight: Tensor  # [I], 0 where there was no verdict
     items: Mapping[str, Tensor]  # [I, ...] forward points: x0, eps, sample, block; rollout points: x_next, logp, block
-    step: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] rollout points: t_next, eta (and v)
+    step: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] rollout points: t_next, eta, spread (and v)
     kernel: str = "ode"
     cap: float = 1.0
     unit: int = 1  # rows that no micro-batch may part

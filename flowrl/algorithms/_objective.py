@@ -23,6 +23,7 @@ class Objective:
     acts_with: ClassVar[Literal["current", "old"]]
     keep_v: ClassVar[bool] = False
     surveys: ClassVar[bool] = False
+    paired: ClassVar[bool] = False  # members 2k and 2k + 1 of a group share an update, and noise with nobody else
 
     def survey(self, p: Point) -> Tensor:
         """[I, ...] of a part, without gradient."""
@@ -36,15 +37,22 @@ class Objective:
         """Values [I] by name, logged as train/<name>."""
         return {}
 
+    def portions(self, group_size: int, prompts: int) -> dict[str, int]:
+        """What `optimiser.updates` may share out, of the `prompts` groups of a process: it must divide one of these."""
+        return {"data.group_size": group_size}
+
     def objections(self, config: Any) -> Iterator[str]:
         """Why the other settings of a run do not go with this method, a sentence each with a way out."""
         yield from ()
 
 
-def shares(rollout: Rollout, updates: int, key: tuple[int, int], whole: bool = False) -> Iterator[Tensor]:
+def shares(
+    rollout: Rollout, updates: int, key: tuple[int, int], whole: bool = False, together: int = 1
+) -> Iterator[Tensor]:
     """`updates` index tensors over the root samples, each with an equal share of every group, or of the `whole` groups.
 
-    The rule depends on (seed, step, prompt) alone, so that the updates are the same for any number of processes.
+    Each `together` members of a group that follow one another have one share. The rule depends on (seed, step, prompt)
+    alone, so that the updates are the same for any number of processes.
     """
     roots = rollout.roots
     update = torch.empty_like(roots.index)
@@ -53,10 +61,10 @@ def shares(rollout: Rollout, updates: int, key: tuple[int, int], whole: bool = F
         if whole:
             update[mine] = group % updates
             continue
-        order = draws.permutation(
-            len(mine), *key, draws.ORDER, int(roots.prompt_id[mine[0]]), int(roots.index[mine[0]])
-        )
-        update[mine[order.to(mine.device)]] = torch.arange(len(mine), device=mine.device) * updates // len(mine)
+        n, who = len(mine) // together, (int(roots.prompt_id[mine[0]]), int(roots.index[mine[0]]))
+        order = draws.permutation(n, *key, draws.ORDER, *who).to(mine.device)
+        share = torch.arange(n, device=mine.device) * updates // n
+        update[mine.view(n, together)[order]] = share[:, None]
     for u in range(updates):
         yield (update == u).nonzero().squeeze(1)
 

@@ -52,8 +52,11 @@ class ForwardProcess(Objective):
             rollout.adv[sample], rollout.weight[sample], {"x0": x0, "eps": eps, "sample": sample, "block": block},
         )  # fmt: skip
 
+    def portions(self, group_size: int, prompts: int) -> dict[str, int]:
+        return {"the groups of a process": prompts} if self.one_draw_a_group else {"data.group_size": group_size}
+
     def objections(self, config: Any) -> Iterator[str]:
-        name, prompts, updates = config.algorithm_name, config.data.prompts_per_step, config.optimiser.updates
+        name = config.algorithm_name
         if config.sampler.branch != 1:
             yield (
                 f"sampler.branch = {config.sampler.branch}: algorithm.name = {name} learns from samples and has no use "
@@ -65,12 +68,6 @@ class ForwardProcess(Objective):
                     f"regularise.{charge} = {config.regularise[charge]:g} is a KL of stochastic steps, from which "
                     f"algorithm.name = {name} does not learn: take regularise.velocity_kl"
                 )
-        if self.one_draw_a_group and prompts % updates:
-            yield (
-                f"optimiser.updates = {updates} does not divide data.prompts_per_step = {prompts}: algorithm.name = "
-                f"{name} compares the samples of a group, so an update learns from whole groups; take "
-                f"optimiser.updates={max(n for n in range(1, updates + 1) if prompts % n == 0)}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +79,19 @@ class ReverseProcess(Objective):
     def points(self, rollout: Rollout, cond: Cond, updates: int, key: tuple[int, int]) -> Iterator[Point]:
         states, edges, grid = rollout.states, rollout.edges, rollout.grid
         at = torch.searchsorted(-grid, -states.t)  # which step of the grid a state leaves by
-        for share in shares(rollout, updates, key):
+        for share in shares(rollout, updates, key, together=2 if self.paired else 1):
             row = torch.isin(states.root, share).nonzero().squeeze(1)
             item = torch.isin(edges.state, row).nonzero().squeeze(1)
             state = edges.state[item]
-            step = {"t_next": states.t_next[row], "eta": states.eta[row]}
+            step = {"t_next": states.t_next[row], "eta": states.eta[row], "spread": states.spread[row]}
             if states.v is not None:
                 step["v"] = states.v[row].float()
-            block = rollout.roots.group[states.root[state]] * len(grid) + at[state]
+            root = states.root[state]
+            block = rollout.roots.group[root] * len(grid) + at[state]
             yield Point(
                 states.x[row].float(), states.t[row], cond[states.root[row]],
                 torch.searchsorted(row, state), edges.adv[item], edges.weight[item],
-                {"x_next": edges.x_next[item].float(), "logp": edges.logp[item], "block": block}, step,
+                {"x_next": edges.x_next[item].float(), "logp": edges.logp[item], "root": root, "block": block}, step,
                 rollout.kernel, float(grid[1]) if grid[0] == 1 else 1.0,
             )  # fmt: skip
 
@@ -113,6 +111,6 @@ class ReverseProcess(Objective):
 
 def replay(p: Point, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(mean [I, *L], std [I], logp [I]) of the stored edges under velocity v [B, *L]."""
-    mean, std = flow.step(p.kernel, p.x, v, p.t, p.step["t_next"], p.step["eta"], p.cap)
+    mean, std = flow.step(p.kernel, p.x, v, p.t, p.step["t_next"], p.step["eta"], p.cap, p.step["spread"])
     mean, std = mean[p.item], std[p.item]
     return mean, std, flow.log_prob(p.kernel, p.items["x_next"], mean, std)

@@ -85,6 +85,8 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
 
     `step` is a whole step without decoding, rewards, evaluation and checkpoints.
     """
+    if config.data.pairs:
+        raise ValueError(f"data.pairs = {config.data.pairs}: the bench times sampling, too; give it data.prompts")
     s = start(config)
     seen = [staged_step(s, step) for step in range(steps + 1)][1:]
     act, learn = ([stages[name] for stages in seen] for name in ("act", "learn"))

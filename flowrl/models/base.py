@@ -27,6 +27,7 @@ class Adapter(Protocol):
     pipeline: Any
     network: Any  # nn.Module, wrapped where several processes train it
     latent: LatentSpec
+    size: tuple[int, int]  # height and width of a picture in pixels
     lora_targets: Sequence[str]
     t_range: tuple[float, float]
     pipeline_call: dict[str, Any]  # the arguments that make the stock pipeline sample what this adapter samples
@@ -42,6 +43,10 @@ class Adapter(Protocol):
 
     def decode(self, x0: Tensor) -> Tensor:
         """[N, 3, H, W] uint8 on the CPU."""
+        ...
+
+    def latents(self, images: Tensor) -> Tensor:
+        """x0 [N, *L] float32 of pictures [N, 3, H, W] uint8 of the adapter's size; the same each time."""
         ...
 
     def reconstruct(self, images: Tensor) -> Tensor:

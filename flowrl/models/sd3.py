@@ -68,6 +68,7 @@ class SD3Adapter:
         if size % (pipeline.vae_scale_factor * pipeline.patch_size):
             unit = pipeline.vae_scale_factor * pipeline.patch_size
             raise ValueError(f"model.resolution {size} is no multiple of {unit}: take {size - size % unit}")
+        self.size = (size, size)
         self.latent = LatentSpec((self.network.config.in_channels, side, side))
         self.pipeline_call: dict[str, Any] = {
             "height": size, "width": size, "max_sequence_length": config.max_sequence_length,
@@ -127,12 +128,14 @@ class SD3Adapter:
         return torch.cat([to_uint8(vae.decode(part).sample) for part in z.split(self.config.decode_batch)])
 
     @torch.no_grad()
-    def reconstruct(self, images: Tensor) -> Tensor:
-        """[N, 3, H, W] uint8 through the autoencoder and back: the best any latent can do."""
+    def latents(self, images: Tensor) -> Tensor:
         vae = self.pipeline.vae
-        pixels = images.to(self.device).float() / 127.5 - 1
-        parts = [vae.decode(vae.encode(p).latent_dist.mean).sample for p in pixels.split(self.config.decode_batch)]
-        return torch.cat([to_uint8(part) for part in parts])
+        pixels = (part.to(self.device).float() / 127.5 - 1 for part in images.split(self.config.decode_batch))
+        z = torch.cat([vae.encode(part).latent_dist.mean for part in pixels])
+        return (z - vae.config.shift_factor) * vae.config.scaling_factor
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        return self.decode(self.latents(images))
 
     def noise(self, keys: Iterable[Sequence[int]]) -> Tensor:
         return draws.normal(self.latent.shape, keys).to(self.device)

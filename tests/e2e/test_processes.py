@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.session import ask, noise_keys, start
+from flowrl.session import ask, first_noise, start
 from flowrl.train import train_step
 from tests.tiny import NFT, config
 
@@ -22,7 +22,7 @@ import sys
 import torch
 
 from flowrl.config import load
-from flowrl.session import ask, noise_keys, start
+from flowrl.session import ask, first_noise, start
 from flowrl.train import train_step
 
 out, *paths = sys.argv[1:]
@@ -31,7 +31,7 @@ for number, path in enumerate(paths):
     prompts, roots = ask(s, 0)
     seen = {
         "processes": s.accelerator.num_processes, "rank": s.accelerator.process_index,
-        "prompts": [p.text for p in prompts], "noise": s.adapter.noise(noise_keys(s, roots, 0)),
+        "prompts": [p.text for p in prompts], "noise": first_noise(s, roots, 0),
         "metrics": [train_step(s, step) for step in range(2)], "weights": s.policy.state()[0]["current"],
     }
     torch.save(seen, f"{out}/{number}-{seen['rank']}.pt")
@@ -68,7 +68,7 @@ def test_two_processes_do_what_one_does(launched, recipe):
     prompts, roots = ask(s, 0)
     assert s.accelerator.num_processes == 1 and [seen["processes"] for seen in ranks] == [2, 2]
     assert [text for seen in ranks for text in seen["prompts"]] == [p.text for p in prompts]
-    assert torch.equal(torch.cat([seen["noise"] for seen in ranks]), s.adapter.noise(noise_keys(s, roots, 0)))
+    assert torch.equal(torch.cat([seen["noise"] for seen in ranks]), first_noise(s, roots, 0))
     alone, first = train_step(s, 0), ranks[0]["metrics"][0]
     assert {name for name in first if not name.startswith("time/")} <= set(alone)
     for name in ("train/loss", "train/grad_norm"):

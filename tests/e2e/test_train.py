@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from flowrl import checkpoint, run, train
 from flowrl.cli import app
 from flowrl.forwards import forwards
-from flowrl.session import ask, start
+from flowrl.session import start
 from flowrl.tell import Sums
 from tests.tiny import NFT, config
 
@@ -150,9 +150,7 @@ def starved(tmp_path, tiny, function, policy, *overrides):
 @pytest.mark.parametrize("policy, lost", [("drop_sample", [2]), ("drop_group", [0, 1, 2, 3])])
 def test_a_sample_without_a_verdict_weighs_nothing(tiny, tmp_path, policy, lost, recipe):
     s, sums = start(starved(tmp_path, tiny, "score", policy, *recipe)), Sums()
-    prompts, roots = ask(s, 0)
-    cond = s.adapter.encode(prompts)
-    rollout = train.credit(s, train.judge(s, train.act(s, cond, roots, 0), prompts, sums), sums)
+    rollout, _ = train.rolled_out(s, 0, train.Clock(), sums)
     assert (rollout.weight == 0).nonzero().flatten().tolist() == lost
     assert not rollout.adv[lost].any() and torch.isfinite(rollout.adv).all()
     assert_close(rollout.adv.view(2, 4).sum(1), torch.zeros(2), atol=1e-5, rtol=0)  # centred over the survivors

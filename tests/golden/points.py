@@ -21,7 +21,7 @@ def edges(d, v):
     adv = d["A"].clamp(-float(d["adv_clip"]), float(d["adv_clip"]))
     sigma, sigma_next = (d[k] if d[k].ndim else d[k].expand(6) for k in ("sigma", "sigma_next"))
     velocities = {"current": v, "old": d["v_old"], "ref": d.get("v_ref")}
-    step = {"t_next": sigma_next, "eta": d["eta"].expand(6)}
+    step = {"t_next": sigma_next, "eta": d["eta"].expand(6), "spread": torch.ones(6).double()}
     items = {"x_next": d["x_next"], "logp": d["logp_old"], "block": torch.zeros_like(rows)}
     return Point(d["x"], sigma, Cond({}, rows), rows, adv, torch.ones(6).double(), items, step, "flow_sde",
                  float(d["sigma_second"]), read=velocities.__getitem__)  # fmt: skip

@@ -75,10 +75,10 @@ def test_mixgrpo_logp_lacks_only_constants(golden, assert_golden):
 def test_scaled_branch_noise_is_judged_by_its_own_std(golden, assert_golden):
     """A BranchGRPO child has 4 std of noise; its density is that of 4 std, not of the std their code evaluates."""
     d, times = read(golden, "a_dance_sde_step.npz", "")
-    mean, std = step("dance", d["x"], d["v"], *times)
+    mean, std = step("dance", d["x"], d["v"], *times, d["branch_scale"])
     for child, z in enumerate([d["noise"], d["noise_replay"]]):
-        x_next = mean + (d["branch_scale"] * std).view(-1, 1, 1, 1) * z
+        x_next = mean + std.view(-1, 1, 1, 1) * z
         assert_golden(x_next, d["branch_xnext"][:, child], 1e-6)
-        ours = log_prob("dance", x_next, mean, d["branch_scale"] * std)
-        assert_golden(ours, d["branch_logp_consistent"][:, child], 1e-9)
-        assert_golden(log_prob("dance", x_next, mean, std), d["branch_logp_unscaled"][:, child], 1e-9)
+        assert_golden(log_prob("dance", x_next, mean, std), d["branch_logp_consistent"][:, child], 1e-9)
+        theirs = log_prob("dance", x_next, mean, std / d["branch_scale"])
+        assert_golden(theirs, d["branch_logp_unscaled"][:, child], 1e-9)

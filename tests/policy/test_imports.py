@@ -22,6 +22,13 @@ TABLE = {
         "pydantic yaml",
     ),
     "flowrl.types": ("", "torch"),
+    "flowrl.prompt_source": ("", ""),
+    "flowrl.pictures": ("flowrl.prompt_source", "numpy PIL"),
+    "flowrl.prompt_files": ("flowrl.types flowrl.prompt_source flowrl.prompt_tables flowrl.pictures", ""),
+    "flowrl.pairs": (
+        "flowrl.types flowrl.prompt_source flowrl.prompt_tables flowrl.prompt_files flowrl.pictures",
+        "",
+    ),
     "flowrl.draws": ("", "torch"),
     "flowrl.flow": ("flowrl.types flowrl_kernels", "torch"),
     "flowrl.grids": ("flowrl.types flowrl_kernels", "torch"),

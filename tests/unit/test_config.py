@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl.algorithms._surrogates import PPO, PSPO, SPO
+from flowrl.algorithms._surveyed import LPO, M2PO, P3O
 from flowrl.algorithms.flow_grpo import FlowGRPO
 from flowrl.algorithms.nft import NFT
 from flowrl.config import Config, load, resolve
@@ -73,6 +75,36 @@ def test_blocks_are_of_the_classes_that_use_them():
     assert config("algorithm={name: nft, beta: 2}", "sampler=null", "sampler={}").algorithm == NFT(beta=2)
 
 
+SURROGATES = [
+    ((), PPO()),
+    (("algorithm.surrogate={clip: 2}",), PPO(clip=2.0)),
+    (("algorithm.surrogate.name=spo", "algorithm.surrogate.clip=0.03"), SPO(clip=0.03)),
+    (("algorithm.surrogate={name: pspo, alpha: 0.2}",), PSPO(alpha=0.2)),
+    (("algorithm.surrogate.name=p3o",), P3O()),
+    (("algorithm.surrogate={name: m2po, floors: [0, 1]}",), M2PO(floors=(0.0, 1.0))),
+    (("algorithm.surrogate={kappa: 3, name: lpo}",), LPO(kappa=3.0)),
+]
+
+
+@pytest.mark.parametrize(("changes", "surrogate"), SURROGATES, ids=[s.name for _, s in SURROGATES])
+def test_a_surrogate_is_of_the_class_of_its_name_and_is_written_with_all_of_it(changes, surrogate):
+    c = config(*changes)
+    assert c.algorithm == FlowGRPO(surrogate=surrogate)
+    assert list(c.dump()["algorithm"]["surrogate"]) == [f.name for f in fields(surrogate)]
+    assert resolve(c.dump()) == c
+
+
+def test_a_surrogate_of_ones_own_is_found_by_its_file(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import dataclass\nfrom flowrl.algorithms._surrogates import Surrogate\n"
+        f"@dataclass(frozen=True)\nclass Mine(Surrogate):\n    name: str = '{mine}:Mine'\n    width: float = 1.0\n"
+    )
+    c = config(f"algorithm.surrogate={{name: '{mine}:Mine', width: 2}}")
+    assert (type(c.algorithm.surrogate).__name__, c.algorithm.surrogate.width) == ("Mine", 2.0)
+    assert resolve(c.dump()) == c
+
+
 def test_an_integer_is_a_number_and_zero_charges_are_dropped():
     c = config("optimiser.lr=1", "regularise={velocity_kl: 0, path_kl: 2}")
     assert c.optimiser.lr == 1.0 and isinstance(c.optimiser.lr, float)
@@ -104,7 +136,7 @@ RUNS = st.fixed_dictionaries(
         "steps": st.integers(1, 10**9),
         "data": st.fixed_dictionaries(
             {"prompts": words, "prompts_per_step": st.integers(1, 99), "group_size": st.integers(1, 99)},
-            optional={"shared_noise": st.booleans(), "dedupe": st.booleans()},
+            optional={"shared_noise": st.booleans() | st.floats(0, 1), "dedupe": st.booleans()},
         ),
         "optimiser": st.fixed_dictionaries(
             {"lr": st.floats(0, 1, exclude_min=True)},
@@ -141,7 +173,8 @@ def test_a_resolved_copy_holds_every_key():
     dumped = config().dump()
     assert set(dumped) == {f.name for f in fields(Config)} - {"model_name", "algorithm_name", "lora"}
     assert dumped["model"] == {"name": TINY, "lora": None, "path": "here", "guidance": 1.0}
-    assert dumped["algorithm"] == {"name": "flow_grpo", "surrogate": {"clip": 1e-4}, "logp_scale": 1.0, "guard": False}
+    surrogate = {"name": "ppo", "clip": 1e-4}
+    assert dumped["algorithm"] == {"name": "flow_grpo", "surrogate": surrogate, "logp_scale": 1.0, "guard": False}
     assert json.loads(json.dumps(dumped)) == dumped
 
 
@@ -161,6 +194,13 @@ MEANT = [
     ("model.pth=x", "model.pth = 'x': unknown key; did you mean model.path?"),
     ("model.lora={rnk: 3}", "model.lora.rnk = 3: unknown key; did you mean model.lora.rank?"),
     ("algorithm.surrogate.clop=1", "algorithm.surrogate.clop = 1: unknown key; did you mean algorithm.surrogate.clip?"),
+    (
+        "algorithm.surrogate={name: lpo, tua: 1}",
+        "surrogate.tua = 1: unknown key; did you mean algorithm.surrogate.tau?",
+    ),
+    ("algorithm.surrogate.nmae=spo", "nmae = 'spo': unknown key; did you mean algorithm.surrogate.name?"),
+    ("algorithm.surrogate.name=sppo", "unknown surrogate 'sppo'; did you mean 'spo'?"),
+    ("algorithm.surrogate={name: pspo, clip: 1}", "clip is a key of ppo and spo; those of pspo are name, alpha"),
     ("policy.old.rat=0", "policy.old.rat = 0: unknown key; did you mean policy.old.rate?"),
     ("sampler.window={size: 2, strat: 1}", "sampler.window.strat = 1: unknown key; did you mean sampler.window.start?"),
     ("rewards=[{name: shapes, wieght: 1}]", "rewards.0.wieght = 1: unknown key; did you mean rewards.weight?"),
@@ -197,7 +237,10 @@ REFUSED = [  # an override, the key, the value and the fix that the user is told
     ("run='.'", "run = '.'", "such as demo"),
     ("data=null", "data = null", "a block of keys"),
     ("data.prompts=''", "data.prompts = ''", "not empty"),
-    ("data.shared_noise=1", "data.shared_noise = 1", "true or false"),
+    ("data.shared_noise=2", "data.shared_noise = 2", "less than or equal to 1"),
+    ("data.shared_noise='no'", "data.shared_noise = 'no'", "a number"),
+    ("sampler.branch=2.5", "sampler.branch = 2.5", "an integer or a block of names and values"),
+    ("sampler.branch={'7': 2}", "sampler.branch is {7: 2}", "tree branching at an ODE step"),
     ("compute.precision=no", "compute.precision = false", "'fp32', 'bf16' or 'fp16'"),
     ("compute.rows_per_forward=0.5", "compute.rows_per_forward = 0.5", "an integer or 'auto'"),
     ("rewards=[]", "rewards = []", "at least one reward"),
@@ -208,7 +251,13 @@ REFUSED = [  # an override, the key, the value and the fix that the user is told
     ("regularise.velocity_kl=-1", "regularise.velocity_kl = -1", "greater than or equal to 0"),
     ("sampler.eta=-0.7", "sampler.eta is -0.7", "at least 0"),
     ("sampler.eta=.nan", "sampler.eta = nan", "a finite number"),
-    ("algorithm.surrogate.clip=2", "algorithm.surrogate.clip is 2.0", "between 0 and 1"),
+    ("algorithm.surrogate.clip=0", "algorithm.surrogate.clip is 0.0", "must be positive"),
+    ("algorithm.surrogate={name: pspo, alpha: 1}", "algorithm.surrogate.alpha is 1.0", "in [0, 1)"),
+    ("algorithm.surrogate={name: m2po, m2: -1}", "algorithm.surrogate.m2 is -1.0", "must be positive"),
+    ("algorithm.surrogate={name: m2po, floors: [2, 1]}", "algorithm.surrogate.floors is [2.0, 1.0]", "in [0, 1]"),
+    ("algorithm.surrogate={name: lpo, kappa: 0}", "algorithm.surrogate.kappa is 0.0", "must be positive"),
+    ("algorithm.surrogate={name: 7}", "algorithm.surrogate = {'name': 7}", "available: lpo, m2po"),
+    ("algorithm.surrogate=ppo", "algorithm.surrogate = 'ppo'", "a block of keys"),
     ("algorithm.logp_scale='2'", "algorithm.logp_scale = '2'", "without quotes"),
     ("algorithm.guard='yes'", "algorithm.guard = 'yes'", "true or false"),
     ("model.guidance=yes", "model.guidance = true", "unquoted yes, no, on and off are read as booleans"),

@@ -317,19 +317,20 @@ def test_backup_shrinks_advantages_towards_the_root():
     assert stds[0] == pytest.approx(0.277, abs=4e-3) and stds[0] == pytest.approx(math.sqrt(18 / 26 / 9), abs=4e-3)
 
 
+@pytest.mark.parametrize("pairs", [1, 2, 3])
 @holds(batch=batches(columns=1))
-def test_pairs_are_the_first_extremes_of_groups_that_differ(batch):
+def test_pairs_are_the_extremes_of_groups_and_what_lies_inside_them(batch, pairs):
     rewards, group = batch
     adv = rewards[:, 0]
     want = []
     for one in sorted(set(group.tolist())):
         rows = [i for i in range(len(adv)) if group[i] == one and not math.isnan(adv[i])]
-        best, worst = max(rows, key=lambda i: adv[i], default=None), min(rows, key=lambda i: adv[i], default=None)
-        if rows and adv[best] > adv[worst]:
-            want.append([best, worst])
-    pairs = best_worst(adv, group)
-    assert pairs.shape == (len(want), 2) and pairs.dtype == torch.long
-    assert pairs.tolist() == want
+        best, worst = sorted(rows, key=lambda i: -adv[i]), sorted(rows, key=lambda i: adv[i])
+        want += [[b, w] for b, w in zip(best[:pairs], worst, strict=False) if adv[b] > adv[w]]
+    found = best_worst(adv, group, pairs)
+    assert found.shape == (len(want), 2) and found.dtype == torch.long
+    assert found.tolist() == want
+    assert len(found.unique()) == found.numel(), "nobody is in two pairs"
 
 
 @pytest.mark.parametrize(

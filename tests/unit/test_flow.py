@@ -21,7 +21,7 @@ from flowrl.flow import (
 from flowrl.grids import flow_match_euler, single_shift
 
 M, S = 0.7, 0.5  # the data of the closed forms: N(M, S^2)
-NOISY = ["flow_sde", "dance", "cps", "precise"]
+NOISY = ["flow_sde", "dance", "cps", "precise", "edm_churn"]
 
 
 def velocity(x, t):
@@ -162,8 +162,8 @@ def test_cps_is_biased_on_every_grid():
 
 @pytest.mark.parametrize(
     ("kernel", "std"),
-    [("flow_sde", 0.7197), ("cps", 0.6), ("precise", 0.6), ("ode", 0.6)],
-    ids=["flow_sde-excess", "cps", "precise", "ode"],
+    [("flow_sde", 0.7197), ("cps", 0.6), ("precise", 0.6), ("edm_churn", 0.6), ("ode", 0.6)],
+    ids=["flow_sde-excess", "cps", "precise", "edm_churn", "ode"],
 )
 def test_one_step_on_data_of_one_point(kernel, std):
     """.8 -> .6 at eta = .7: the noise in x' has std .6 where coefficients are preserved."""
@@ -209,6 +209,34 @@ def test_precise_against_its_definition(batch):
     torch.testing.assert_close(mean, want)
     torch.testing.assert_close(std, t_next * (1 - rho**2).sqrt())
     assert std[-1] == 0 and torch.equal(mean[-1], step("ode", x, v, t, t_next, t, 0.96)[0][-1])
+
+
+@pytest.mark.parametrize("eta", [0.0025, 0.3])
+def test_edm_churn_against_its_definition(batch, eta):
+    """The ODE down to r, then noise that raises its share by 1 + eta, then the scale at which x0 has 1 - t' again."""
+    x, v, t, t_next = batch
+    mean, std = step("edm_churn", x, v, t, t_next, torch.full_like(t, eta), 0.96)
+    r = t_next / (1 + eta - eta * t_next)
+    torch.testing.assert_close(mean, (x + like(r - t, x) * v) / like(1 + eta * r, x))
+    torch.testing.assert_close(std, r * math.sqrt((eta + 1) ** 2 - 1) / (1 + eta * r))
+
+
+def test_edm_churn_is_cps_of_the_angle_whose_cosine_is_the_noise_kept(batch):
+    x, v, t, t_next = batch
+    eta = torch.full_like(t, 0.0025)
+    angle = torch.acos(1 / (1 + eta)) * (2 / math.pi)
+    for got, want in zip(
+        step("edm_churn", x, v, t, t_next, eta, 1), step("cps", x, v, t, t_next, angle, 1), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kernel", NOISY)
+def test_spread_scales_the_noise_and_leaves_the_mean(batch, kernel):
+    x, v, t, t_next = batch
+    eta, spread = torch.full_like(t, 0.5), torch.tensor([1.0, 4.0, 1.0, 0.5, 2.0], dtype=torch.float64)
+    (mean, std), (same, wide) = (step(kernel, x, v, t, t_next, eta, 0.96, c) for c in (1.0, spread))
+    assert torch.equal(mean, same) and torch.equal(wide, spread * std)
 
 
 def test_gaussian_logp_is_the_mean_log_density(batch):

@@ -23,7 +23,14 @@ from flowrl.types import Cond, Rollout, Roots
 from tests.unit.test_config import config
 
 NFT = ("algorithm={name: nft}", "sampler={steps: 8}")
+AWM = ("algorithm={name: awm, draws: 2}", "sampler={steps: 8}")
+RAM = ("algorithm={name: ram, draws: 2}", "sampler={steps: 8}")
+DPO = ("algorithm={name: dpo, pairs: 2}", "sampler={steps: 8}")
+DGPO = ("algorithm={name: dgpo}", "sampler={steps: 8}", "data.prompts_per_step=4")
+CRD = ("algorithm={name: crd}", "sampler={steps: 8}", "data.prompts_per_step=4")
 TREE = ("sampler.window={size: 3, start: 1}", "sampler.branch=3")
+BRANCH = ("sampler.branch={'0': 2, '3': 3}", "sampler.branch_noise=4")
+PAIRED = ("algorithm={name: paired}", "sampler={steps: 4, kernel: edm_churn, eta: 0.01}", "data.shared_noise=0.9")
 
 
 class Counted:
@@ -99,13 +106,26 @@ def _rollout(c: Config, policy: Policy, step: int, chunk: int) -> tuple[Rollout,
 
 
 RECIPES = {
+    "dgpo, slow old reference": (*DGPO, "algorithm.reference=old", "policy.old={rate: 0.5, cap: 0.9}"),
     "flow_grpo": (),
     "flow_grpo, kl": ("regularise={velocity_kl: 1, path_kl: 0.1}",),
+    "spo": ("algorithm.surrogate.name=spo",),
+    "p3o": ("algorithm.surrogate.name=p3o",),
+    "m2po, four updates, kl": ("algorithm.surrogate.name=m2po", "optimiser.updates=4", "regularise.velocity_kl=1"),
+    "lpo, one update": ("algorithm.surrogate.name=lpo", "optimiser.updates=1"),
+    "lpo, guided, small": ("algorithm.surrogate.name=lpo", "model.guidance=3", "compute.rows_per_forward=5"),
+    "lpo, a tree each": (*TREE, "algorithm.surrogate.name=lpo", "data.group_size=1", "optimiser.updates=1"),
+    "p3o, guard": ("algorithm.surrogate.name=p3o", "algorithm.guard=true"),
+    "p3o, tree": ("algorithm.surrogate.name=p3o", *TREE),
     "guard": ("algorithm.guard=true",),
     "guard, kl": ("algorithm.guard=true", "regularise.path_kl=0.1"),
     "window": ("sampler.window={size: 2, start: 0}", "optimiser.updates=4"),
     "tree": TREE,
     "tree, random place": ("sampler.window={size: 2, start: random}", "sampler.branch=3", "sampler.steps=5"),
+    "branches": BRANCH,
+    "a tree each": (*TREE, "data.group_size=1", "optimiser.updates=1"),
+    "paired": PAIRED,
+    "paired, one update, kl": (*PAIRED, "optimiser.updates=1", "regularise.path_kl=0.1"),
     "nft": NFT,
     "nft, dpm2, four updates": (*NFT, "sampler.solver=dpm2", "optimiser.updates=4"),
     "nft, one update": (*NFT, "optimiser.updates=1", "regularise.velocity_kl=0.3"),
@@ -115,6 +135,39 @@ RECIPES = {
     "nft, slow old from the first step": (*NFT, "policy.old={rate: 0.5, cap: 0.9, flat: -2}"),
     "nft, slow old after five updates": (*NFT, "policy.old={rate: 0.5, cap: 0.9, flat: 5}"),
     "nft, two draws": (*NFT, "algorithm.draws=2"),
+    "awm": (*AWM,),
+    "awm, ratio of draws, slow old": (*AWM, "algorithm.ratio=draw", "policy.old={rate: 0.5, cap: 0.9}"),
+    "awm, ratio of samples, four updates": (*AWM, "algorithm.ratio=sample", "optimiser.updates=4"),
+    "awm, no old policy": (*AWM, "algorithm.old_kl=0"),
+    "ram": (*RAM,),
+    "ram, path cost, one update": (*RAM, "algorithm.path_cost=true", "optimiser.updates=1"),
+    "ram, path cost, slow old, kl": (
+        *RAM,
+        "algorithm.path_cost=true",
+        "policy.old={rate: 0.5, cap: 0.9, clock: rollout}",
+        "regularise.velocity_kl=0.3",
+    ),
+    "ram, guided rollout": (*RAM, "model.guidance=3"),
+    "dpo": DPO,
+    "dpo, three draws, small": (*DPO, "algorithm.draws=3", "compute.rows_per_forward=5"),
+    "dpo, lagging reference, kl": (
+        *DPO,
+        "algorithm.reference=old",
+        "policy.old={rate: 1, cap: 0.9, clock: rollout}",
+        "regularise.velocity_kl=0.3",
+    ),
+    "dgpo": DGPO,
+    "dgpo, no clip, kl": (*DGPO, "algorithm.clip=null", "regularise.velocity_kl=0.3"),
+    "dgpo, old reference, four updates": (*DGPO, "algorithm.reference=old", "optimiser.updates=4"),
+    "crd": CRD,
+    "crd, slow old, two draws, small": (
+        *CRD,
+        "policy.old={rate: 0.5, cap: 0.9}",
+        "algorithm.draws=2",
+        "compute.rows_per_forward=5",
+    ),
+    "crd, plain teacher, kl": (*CRD, "algorithm.teacher_guidance=1", "regularise.velocity_kl=0.3"),
+    "crd, no teacher, one update": (*CRD, "algorithm.kl=0", "optimiser.updates=1"),
     "guided": ("model.guidance=3", "regularise.velocity_kl=1"),
     "small batches": ("compute.rows_per_forward=5",),
 }
@@ -131,6 +184,16 @@ def test_a_tree_shares_the_forwards_of_its_states():
     assert stochastic_steps(c) == (2 * 13, 2 * 39)
     assert forwards(c, 1).current.rows == 2 * 13
     assert plan(c).samples == 2 * 27
+
+
+@pytest.mark.parametrize("name", ["p3o", "m2po", "lpo"])
+def test_a_survey_costs_nothing_while_the_weights_are_those_that_acted(name):
+    """And one more forward of every row, without gradient, in each later update."""
+    surveyed = ("optimiser.updates=4", f"algorithm.surrogate.name={name}", "data.group_size=8")
+    plain = forwards(config("optimiser.updates=4", "data.group_size=8"), 2)
+    got = forwards(config(*surveyed), 2)
+    assert (got.rollout, got.current, plain.others) == (plain.rollout, plain.current, Count())
+    assert got.others.rows * 4 == plain.current.rows * 3
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, "auto"])
@@ -180,16 +243,42 @@ REFUSED = {
         ("data.group_size=24", "optimiser.updates=7"), 1,
         "optimiser.updates = 7 does not divide data.group_size = 24: .* take 6 or 8 updates",
     ),
+    "groups on two processes": (
+        ("algorithm={name: dgpo}", "sampler={steps: 8}", "data.prompts_per_step=4", "optimiser.updates=4"), 2,
+        "optimiser.updates = 4 does not divide the groups of a process = 2: .* take 1 or 2 updates",
+    ),
     "no stochastic step": (
         ("sampler={steps: 8}",), 1,
         "algorithm.name = flow_grpo learns from stochastic steps and sampler.eta = 0 .* sampler.eta=0.7",
     ),
-    "copies": ((*NFT, "data.shared_noise=true"), 1, "data.shared_noise = true with sampler.eta = 0: .* same picture"),
+    "copies": ((*NFT, "data.shared_noise=true"), 1, "data.shared_noise = 1 with sampler.eta = 0: .* same picture"),
+    "a tree for two updates": (
+        (*TREE, "data.group_size=1"), 1, "optimiser.updates = 2 does not divide data.group_size = 1: .* take 1 updates",
+    ),
+    "depths of a chain": (("credit.backup=depth",), 1, "credit.backup = depth .* take credit.backup=uniform"),
+    "odd pairs": (
+        (*PAIRED, "data.group_size=7", "optimiser.updates=1"), 1,
+        "data.group_size = 7 .* are a pair.* take data.group_size=8",
+    ),
+    "updates between pairs": (
+        (*PAIRED, "data.group_size=12", "optimiser.updates=4"), 1,
+        "optimiser.updates = 4 does not divide the pairs of a group = 6: .* take 2 or 3 updates",
+    ),
+    "pairs of strangers": (
+        (*PAIRED, "data.shared_noise=false"), 1, "data.shared_noise = 0 .* take data.shared_noise=0.9975",
+    ),
+    "trees for pairs": (
+        (*PAIRED, "sampler.branch={'0': 2}"), 1, "sampler.branch = {0: 2}: algorithm.name = paired .*no use for a tree",
+    ),
     "tree for nft": (("algorithm={name: nft}", *TREE), 1, "sampler.branch = 3: algorithm.name = nft .*branch=1"),
     "path kl for nft": ((*NFT, "regularise.path_kl=0.5"), 1, "regularise.path_kl = 0.5 .* take regularise.velocity_kl"),
     "guard": (
         ("algorithm.guard=true", "sampler.kernel=dance"), 1,
         "algorithm.guard = true with sampler.kernel = dance: .* take sampler.kernel=flow_sde",
+    ),
+    "lpo of single samples": (
+        ("algorithm.surrogate.name=lpo", "optimiser.updates=4"), 1,
+        "optimiser.updates = 4 with algorithm.surrogate.name = lpo: .* one of each; take optimiser.updates=1",
     ),
     "weights that cancel": (
         ("rewards=[{name: jpeg_size}, {name: jpeg_size, weight: -1}]",), 1,
@@ -210,8 +299,8 @@ def test_opposite_weights_of_two_rewards_do_not_cancel():
     assert plan(config("rewards=[{name: jpeg_size}, {name: jpeg_incompressible, weight: -1}]"))
 
 
-def test_noise_that_is_shared_on_purpose_needs_a_stochastic_sampler_only():
-    assert plan(config("data.shared_noise=true"))
+def test_noise_that_is_shared_wholly_needs_a_stochastic_sampler():
+    assert plan(config("data.shared_noise=true")) and plan(config(*NFT, "data.shared_noise=0.99"))
 
 
 def test_all_reasons_are_told_at_once():

@@ -11,7 +11,7 @@ from flowrl.sample import DTYPES, Sampler, Window, sample
 from flowrl.types import Cond, Roots
 
 MEAN, STD, SHAPE, KEY = 0.7, 0.4, (2, 3), (5, 11)
-KERNELS = ["flow_sde", "dance", "cps", "precise"]
+KERNELS = ["flow_sde", "dance", "cps", "precise", "edm_churn"]
 
 
 class Gaussian:
