@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-log = logging.getLogger(__name__)
+from flowrl.cli_bench import bench
+from flowrl.cli_shared import ConfigPath, Overrides, log, users_mistake
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-bench = typer.Typer(no_args_is_help=True, help="Measure speed; ratios are taken inside one run.")
 app.add_typer(bench, name="bench")
-
-ConfigPath = Annotated[str, typer.Argument(help="A YAML file, or a packaged recipe such as shapes/demo.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted overrides: optimiser.lr=1e-4 run=mine")]
-
-
-@contextmanager
-def _users_mistake() -> Iterator[None]:
-    """A ValueError, or a file that cannot be had, ends the command with its message and status 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        log.debug("raised here", exc_info=True)
-        typer.echo(f"flowrl: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 @app.callback()
@@ -47,7 +32,7 @@ def train(
     """Train; the folder runs/NAME holds the resolved config, metrics, checkpoints and the exported weights."""
     from flowrl.config import load
 
-    with _users_mistake():
+    with users_mistake():
         loaded = load(config, overrides or ())  # before the heavy imports: a mistake is told at once
         from flowrl.run import run
 
@@ -66,7 +51,7 @@ def plan(config: ConfigPath, overrides: Overrides = None) -> None:
     from flowrl.config import load
     from flowrl.plan import plan as make
 
-    with _users_mistake():
+    with users_mistake():
         loaded = load(config, overrides or ())
         prompts = data.asked(loaded.data).prompts
         typer.echo("\n".join(make(loaded, n_prompts=len(prompts)).lines()))
@@ -82,7 +67,7 @@ def show_data(
     from flowrl import data
     from flowrl.pairs import read_pairs
 
-    with _users_mistake():
+    with users_mistake():
         file = read_pairs(prompts, skip_bad) if pairs else data.load(prompts, skip_bad)
     for notice in file.notices:
         typer.echo(notice, err=True)
@@ -106,7 +91,7 @@ def evaluate(
     """Base against tuned on the same prompts and noise; writes evaluation.json, pictures and report.html."""
     from flowrl import report
 
-    with _users_mistake():
+    with users_mistake():
         from flowrl import data
         from flowrl.evaluate import evaluate as measure
         from flowrl.run import reopen
@@ -132,7 +117,7 @@ def write_report(run: Annotated[Path, typer.Argument(help="The folder of a run."
     """Write report.html anew from what the run's folder holds."""
     from flowrl import report
 
-    with _users_mistake():
+    with users_mistake():
         typer.echo(report.write(run))
 
 
@@ -145,7 +130,7 @@ def selftest(
     from flowrl import selftest as checks
     from flowrl.config import load
 
-    with _users_mistake():
+    with users_mistake():
         results = checks.run(load(config, overrides or ()))
     typer.echo(checks.table(results))
     raise typer.Exit(0 if all(r.passed for r in results) else 1)
@@ -158,34 +143,21 @@ def lab(
     out: Annotated[Path, typer.Option(help="Where the densities are drawn.")] = Path("lab.png"),
 ) -> None:
     """Train every objective where its fixed point is known; exit 0 only if all reach theirs."""
+    import torch
+
     from flowrl import lab as laboratory
     from flowrl import lab_report
     from flowrl.lab_cases import select
 
+    torch.set_num_threads(1)  # over a few hundred numbers, threads only wait for each other
     results = []
-    with _users_mistake():
+    with users_mistake():
         for case in select(only):
             results.append(laboratory.run(case))
             typer.echo(f"{case.name}: {results[-1].seconds:.0f} s", err=True)
+        typer.echo(json.dumps(lab_report.data(results)) if as_json else lab_report.table(results))
         lab_report.plot(results, out)
-    typer.echo(json.dumps(lab_report.data(results)) if as_json else lab_report.table(results))
     raise typer.Exit(0 if all(r.holds for r in results) else 1)
-
-
-@bench.command("step")
-def bench_step(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps measured after one warm-up step.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Where a training step's time goes: the network's share by hooks on the network itself."""
-    from flowrl.bench import step
-    from flowrl.config import load
-
-    with _users_mistake():
-        result = step.measure(load(config, overrides or ()), steps)
-    typer.echo(json.dumps(result) if as_json else step.table(result))
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def edge_advantages(
 
     An edge has what `backup` gives it, over the leaves with a verdict; without one below it, its weight is 0. Then
 
-        siblings    A(e) - the mean over the edges that leave the same state: an unbiased Q - V of less variance
+        siblings    A(e) - the mean over the edges that leave the same state: Q - V with siblings for V
         depth       (A(e) - mean) / std over the edges of its tree at its depth, 0 where std < 1e-6 (BranchGRPO)
 
     An only child has nobody to be compared with: it keeps the mean that was taken from the edge above it, so that all

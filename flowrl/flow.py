@@ -95,7 +95,7 @@ def precise(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: f
 
 
 def edm_churn(x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """Churn of paired trajectories (FDFO): x' = (1 - t') x0_hat + t' (kept eps_hat + sqrt(1 - kept^2) z).
+    """Churn of FDFO (2603.12893): x' = (1 - t') x0_hat + t' (kept eps_hat + sqrt(1 - kept^2) z).
 
     kept = 1 / (1 + eta). It is the ODE's step to r = t' / (1 + eta - eta t'), whose noise is then raised by the factor
     1 + eta: x' = (x + (r - t) v + r sqrt((1 + eta)^2 - 1) z) / (1 + eta r). Exact where x0_hat is, as cps.

@@ -63,7 +63,7 @@ class Parabola:
 
     def __str__(self) -> str:
         off = f"(x - {self.c:g})" if self.c else "x"
-        return f"{self.a:g} x" if self.a else f"-{self.k:g} {off}^2 / 2"
+        return " ".join([f"{self.a:g} x"] * bool(self.a) + [f"- {self.k:g} {off}^2 / 2"] * bool(self.k))
 
     def tilt(self, m: float) -> Normal:
         """p* at temperature 1 / m."""
@@ -135,7 +135,7 @@ def run(case: Case, seed: int = 0) -> Result:
     for step in range(case.steps):
         lr = o.lr * min(1.0, 2 * (1 - step / case.steps))
         train_step(replace(s, config=replace(s.config, optimiser=replace(o, lr=lr))), case.reward, step)
-        if step >= 0.9 * case.steps:
+        if step >= int(0.9 * case.steps):
             late.append((network.mean.item(), network.log_std.exp().item()))
     reached = Normal(*torch.tensor(late, dtype=torch.float64).mean(0).tolist())
     return Result(case, reached, sum(rows), perf_counter() - begun)

@@ -99,7 +99,7 @@ CRD = {"times": "uniform", "adaptive": False, "adv_max": 100.0, "kl": KL, "kl_by
 
 CASES = (
     forward("nft", "nft", LINE, nft_m(), NFT, KL),
-    forward("nft aside", "nft", ASIDE, 0.5, NFT, KL, closes=0.5),
+    forward("nft aside", "nft", ASIDE, 1 / KL, NFT, KL, closes=0.5),
     forward("awm", "awm", LINE, 1 / KL, AWM, KL),
     forward("ram", "ram", LINE, 0.5, {"scale": 0.5}),
     forward("ram centred", "ram", CENTRED, 1.0, RAM, reaches=Normal(0.0, 0.758)),

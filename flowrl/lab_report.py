@@ -54,14 +54,14 @@ def plot(results: Sequence[Result], path: Path) -> None:
     """A panel a case: the densities of the prior, of the exact tilt and of the law that was reached."""
     rows = math.ceil(len(results) / COLUMNS)
     figure = Figure(figsize=(3.2 * COLUMNS, 2.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True, sharey=True).flat
+    panels = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True, sharey=True).ravel()
     x = np.linspace(-3, 3.5, 300)
     for axes, r in zip(panels, results, strict=False):
         axes.plot(x, density(PRIOR, x), color="0.7", linewidth=1, label="prior")
         axes.fill_between(x, density(r.case.exact, x), color="tab:blue", alpha=0.25, linewidth=0, label="exact")
         axes.plot(x, density(r.reached, x), color="tab:blue" if r.holds else "tab:red", linewidth=1.5, label="reached")
         axes.set_title(f"{r.case.name}{'' if r.holds else ' does not hold'}", fontsize=9)
-    for axes in list(panels):  # what the cases left over
+    for axes in panels[len(results) :]:
         axes.set_axis_off()
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""FDFO: the difference of two trajectories that were nudged apart is a derivative along which to move the velocity.
+"""FDFO (2603.12893): two trajectories that were nudged apart give a derivative of the reward, which moves the velocity.
 
 A pair starts from nearly one noise and takes its stochastic steps on its own. Of one of its two, against the other:
 
@@ -41,8 +41,8 @@ class Paired(ReverseProcess):
         weight = rollout.weight * rollout.weight[other]
         edges = replace(rollout.edges, adv=dr[root], weight=weight[root])
         for p in super().points(replace(rollout, edges=edges), cond, updates, key):
-            judged = p.weight.mean().expand(len(p.weight))
-            yield replace(p, items={**p.items, "g": g[p.items["root"]], "judged": judged})
+            telling = (p.weight * p.adv).ne(0).to(p.adv.dtype).mean().expand(len(p.adv))
+            yield replace(p, items={**p.items, "g": g[p.items["root"]], "telling": telling})
 
     def loss(self, p: Point) -> Tensor:
         return self.surrogate(self.log_ratio(p), p.adv)
@@ -53,7 +53,7 @@ class Paired(ReverseProcess):
         return -(d * (d + 2 * p.items["g"])).flatten(1).mean(1)
 
     def metrics(self, p: Point) -> dict[str, Tensor]:
-        return {**self.surrogate.metrics(self.log_ratio(p)), "pairs": p.items["judged"]}
+        return {**self.surrogate.metrics(self.log_ratio(p)), "pairs": p.items["telling"]}
 
     def portions(self, group_size: int, prompts: int) -> dict[str, int]:
         return {"the pairs of a group": group_size // 2}

@@ -119,7 +119,9 @@ def test_a_run_has_its_folder(run, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["shapes/demo", "shapes/nft", "shapes/flow_grpo"])
+@pytest.mark.parametrize(
+    "name", ["shapes/demo", "shapes/nft", "shapes/flow_grpo", "shapes/branch_grpo", "shapes/paired"]
+)
 def test_packaged_recipes_are_valid_and_their_resolved_copies_equal(name, tmp_path):
     from flowrl.models.sd3 import SD3
 
