@@ -46,6 +46,13 @@ class Objective:
         yield from ()
 
 
+def positive(block: str, **settings: float) -> None:
+    """ValueError for a setting of the block that is not above 0."""
+    for key, value in settings.items():
+        if value <= 0:
+            raise ValueError(f"{block}.{key} is {value}: it must be positive")
+
+
 def shares(
     rollout: Rollout, updates: int, key: tuple[int, int], whole: bool = False, together: int = 1
 ) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flowrl.algorithms._objective import positive
 from flowrl.registry import SURROGATES, OneOf
 from flowrl.types import LATER, Point
 
@@ -44,7 +45,7 @@ class PPO(Surrogate):
     clip: float = 1e-4
 
     def __post_init__(self) -> None:
-        positive(clip=self.clip)
+        positive("algorithm.surrogate", clip=self.clip)
 
     def __call__(self, log_ratio: Tensor, adv: Tensor, settled: Tensor = LATER) -> Tensor:
         return clipped(log_ratio.exp(), adv, 1 - self.clip, 1 + self.clip)
@@ -61,7 +62,7 @@ class SPO(Surrogate):
     clip: float = 0.03
 
     def __post_init__(self) -> None:
-        positive(clip=self.clip)
+        positive("algorithm.surrogate", clip=self.clip)
 
     def __call__(self, log_ratio: Tensor, adv: Tensor, settled: Tensor = LATER) -> Tensor:
         rho = log_ratio.exp()
@@ -93,9 +94,3 @@ def clipped(rho: Tensor, adv: Tensor, low: Tensor | float, high: Tensor | float)
 
 def outside(rho: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
     return {"ratio": rho, "clip_frac": ((rho < low) | (rho > high)).float()}
-
-
-def positive(**settings: float) -> None:
-    for key, value in settings.items():
-        if value <= 0:
-            raise ValueError(f"algorithm.surrogate.{key} is {value}: it must be positive")

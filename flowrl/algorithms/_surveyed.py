@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl.algorithms._surrogates import Surrogate, clipped, outside, positive
+from flowrl.algorithms._objective import positive
+from flowrl.algorithms._surrogates import Surrogate, clipped, outside
 from flowrl.types import LATER, Point
 
 
@@ -55,7 +56,7 @@ class M2PO(Surrogate):
     surveys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive(m2=self.m2)
+        positive("algorithm.surrogate", m2=self.m2)
         if not (0 <= self.floors[0] <= 1 and self.floors[1] >= 0):
             raise ValueError(
                 f"algorithm.surrogate.floors is {list(self.floors)}: the first must lie in [0, 1], the second be at "
@@ -97,7 +98,7 @@ class LPO(Surrogate):
     surveys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive(tau=self.tau, kappa=self.kappa)
+        positive("algorithm.surrogate", tau=self.tau, kappa=self.kappa)
 
     def __call__(self, log_ratio: Tensor, adv: Tensor, settled: Tensor = LATER) -> Tensor:
         w, level = settled.unbind(1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl import flow, grids
-from flowrl.algorithms._objective import block_mean
+from flowrl.algorithms._objective import block_mean, positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.algorithms._surrogates import PPO
 from flowrl.types import Point
@@ -45,9 +45,7 @@ class AWM(ForwardProcess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("power", self.power), ("adv_max", self.adv_max)):
-            if value <= 0:
-                raise ValueError(f"algorithm.{name} is {value}: it must be positive")
+        positive("algorithm", power=self.power, adv_max=self.adv_max)
         if self.old_kl < 0:
             raise ValueError(f"algorithm.old_kl is {self.old_kl}: it must be at least 0, where 0 is none")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from flowrl import flow, grids
-from flowrl.algorithms._objective import block_mean
+from flowrl.algorithms._objective import block_mean, positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Point
 
@@ -48,9 +48,7 @@ class CRD(ForwardProcess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("beta", self.beta), ("adv_max", self.adv_max)):
-            if value <= 0:
-                raise ValueError(f"algorithm.{name} is {value}: it must be positive")
+        positive("algorithm", beta=self.beta, adv_max=self.adv_max)
         if self.kl < 0:
             raise ValueError(f"algorithm.kl is {self.kl}: it must be at least 0, where 0 is none")
         if 0 < self.temperature < 0.01:  # exp(1 / T) would overflow

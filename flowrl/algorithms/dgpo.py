@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl import flow, grids
-from flowrl.algorithms._objective import block_mean
+from flowrl.algorithms._objective import block_mean, positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Cond, Point, Rollout
 
@@ -38,8 +38,7 @@ class DGPO(ForwardProcess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta <= 0:
-            raise ValueError(f"algorithm.beta is {self.beta}: it must be positive")
+        positive("algorithm", beta=self.beta)
         if self.clip is not None and not 0 < self.clip < 1:
             raise ValueError(f"algorithm.clip is {self.clip}: it must lie between 0 and 1, or be null for no clip")
         if self.noisiest is not None and self.noisiest < 1:

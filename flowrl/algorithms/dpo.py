@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from flowrl import flow
-from flowrl.algorithms._objective import first_of_group
+from flowrl.algorithms._objective import first_of_group, positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.credit import best_worst
 from flowrl.types import Cond, Point, Rollout, Roots
@@ -35,8 +35,7 @@ class DPO(ForwardProcess):
         super().__post_init__()
         if self.pairs < 1:
             raise ValueError(f"algorithm.pairs is {self.pairs}: it must be at least 1")
-        if self.beta <= 0:
-            raise ValueError(f"algorithm.beta is {self.beta}: it must be positive")
+        positive("algorithm", beta=self.beta)
 
     def points(self, rollout: Rollout, cond: Cond, updates: int, key: tuple[int, int]) -> Iterator[Point]:
         """Rows winner, loser, winner, loser, ...: pair k of group g belongs to update (k + g) % updates."""

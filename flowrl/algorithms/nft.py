@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl import flow, grids
+from flowrl.algorithms._objective import positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Point
 
@@ -26,9 +27,7 @@ class NFT(ForwardProcess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("beta", self.beta), ("adv_max", self.adv_max)):
-            if value <= 0:
-                raise ValueError(f"algorithm.{name} is {value}: it must be positive")
+        positive("algorithm", beta=self.beta, adv_max=self.adv_max)
 
     def loss(self, p: Point) -> Tensor:
         r = 0.5 + 0.5 * (p.adv / self.adv_max).clamp(-1, 1)

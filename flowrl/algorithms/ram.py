@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl import draws, flow, grids
+from flowrl.algorithms._objective import positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Cond, Point, Rollout, Roots
 
@@ -35,8 +36,7 @@ class RAM(ForwardProcess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale <= 0:
-            raise ValueError(f"algorithm.scale is {self.scale}: it must be positive")
+        positive("algorithm", scale=self.scale)
         if self.guidance != 1:
             raise ValueError(
                 f"algorithm.guidance is {self.guidance}: RAM regresses on eps - x0, whose mean is the plain "
