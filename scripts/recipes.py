@@ -33,12 +33,12 @@ def flowrl(*args: str) -> str:
 
 
 def result(name: str, seed: int, out: Path) -> dict:
-    """What a recipe reaches at a seed: trained and evaluated now, or read from its folder."""
-    folder = out / f"{name}-seed{seed}"
+    """What a recipe as it stands reaches at a seed: trained and evaluated now, or read from its folder."""
+    folder, overrides = out / f"{name}-seed{seed}", [f"run={out / f'{name}-seed{seed}'}", f"seed={seed}"]
     done, seconds = folder / "evaluation.json", folder / "seconds.json"
-    if not done.exists():
+    if not (done.exists() and load(folder / "config.yaml") == load(SHAPES / f"{name}.yaml", overrides)):
         begun = time.perf_counter()
-        flowrl("train", str(SHAPES / f"{name}.yaml"), f"run={folder}", f"seed={seed}", "--overwrite")
+        flowrl("train", str(SHAPES / f"{name}.yaml"), *overrides, "--overwrite")
         seconds.write_text(json.dumps(time.perf_counter() - begun))
         flowrl("eval", str(folder), "--json", "--no-guided")
     return {"seconds": json.loads(seconds.read_text()), **json.loads(done.read_text())["rewards"]["shapes_strict"]}
@@ -52,7 +52,7 @@ def row(name: str, results: list[dict]) -> str:
     low, high = worst["closed"]["ci95"]
     holds = "yes" if worst["closed"]["share"] >= SHARE and slowest <= limit else "no"
     tuned = " ".join(f"{r['tuned']:.3f}" for r in results)
-    steps = load(str(SHAPES / f"{name}.yaml")).steps
+    steps = load(SHAPES / f"{name}.yaml").steps
     return f"| {name} | {steps} | {tuned} | {shares} | [{low:.0%}, {high:.0%}] | {slowest:.0f} / {limit} | {holds} |"
 
 
