@@ -76,7 +76,7 @@ class Data:
         if (self.prompts is None) == (self.pairs is None):
             raise ValueError("data.prompts or data.pairs, exactly one of the two is wanted; add or remove one")
         if self.prompts and not self.group_size:
-            raise ValueError("data.group_size is missing; add it")
+            raise ValueError("data.group_size is missing; add it, such as 16")
         if self.pairs and (self.group_size not in (0, 2) or self.shared_noise or self.dedupe):
             fix = "remove data.group_size, data.shared_noise and data.dedupe"
             raise ValueError(f"data.pairs = {shown(self.pairs)}: its pairs are the groups, as they are; {fix}")

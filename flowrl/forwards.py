@@ -62,13 +62,17 @@ def forwards(config: Config, step: int, world: int = 1) -> Forwards:
     The rollout has one for each live state. An update has one for each row, and one more for each version of the
     weights that it reads besides. A guided forward has every row twice, with the prompt and with the negative.
     """
+    return counted(config, imagined(config), step, world)
+
+
+def counted(config: Config, look: Point, step: int, world: int) -> Forwards:
+    """`forwards`, by an imagined update."""
     chunk, updates = rows_per_forward(config), config.optimiser.updates
     rollout = Count()
     for live in live_states(config, step, world)[:-1]:
         rollout += Count(live * (2 if config.model.guidance > 1 else 1), calls(live, chunk))
-    look = imagined(config)
     rows = rows_per_update(config, look, world)
-    batches = calls(rows, max(look.unit, chunk - chunk % look.unit))
+    batches = calls(rows, look.at_once(chunk))
     first, later = readings(config, look, fresh=True), readings(config, look, fresh=False)
     current = others = Count()
     for update in range(updates):

@@ -133,8 +133,8 @@ def run(case: Case, seed: int = 0) -> Result:
     network, o, rows, late = s.adapter.network, s.config.optimiser, [], []
     network.register_forward_hook(lambda module, args, v: rows.append(len(v)))
     for step in range(case.steps):
-        lr = o.lr * min(1.0, 2 * (1 - step / case.steps))
-        train_step(replace(s, config=replace(s.config, optimiser=replace(o, lr=lr))), case.reward, step)
+        s.config = replace(s.config, optimiser=replace(o, lr=o.lr * min(1.0, 2 * (1 - step / case.steps))))
+        train_step(s, case.reward, step)
         if step >= int(0.9 * case.steps):
             late.append((network.mean.item(), network.log_std.exp().item()))
     reached = Normal(*torch.tensor(late, dtype=torch.float64).mean(0).tolist())
@@ -142,7 +142,7 @@ def run(case: Case, seed: int = 0) -> Result:
 
 
 def start(case: Case, seed: int) -> Session:
-    """The session of a run on the Gaussian, in float64."""
+    """The session of a run on the Gaussian; latents and velocities are in float64."""
     config = Config(
         run="lab", seed=seed, steps=case.steps, model_name="gaussian", model=Gaussian(),
         data=Data(
@@ -152,12 +152,13 @@ def start(case: Case, seed: int) -> Session:
         algorithm_name=case.algorithm, algorithm=ALGORITHMS[case.algorithm](**case.settings),
         regularise=dict(case.regularise), optimiser=Optimiser(case.lr, weight_decay=0.0, max_grad_norm=math.inf),
     )  # fmt: skip
-    adapter = config.model.load(torch.device("cpu"), torch.float64)
+    accelerator = make_accelerator(config)
+    adapter = config.model.load(accelerator.device, torch.float64)
     policy = Policy(adapter, None, config.policy, seed, None)
     optimiser = torch.optim.AdamW(policy.parameters, case.lr, weight_decay=0.0)
     prompts, at_once = [Prompt(i, "") for i in range(case.groups)], replace(plan(config), rows_per_forward=1 << 30)
     bank: Any = SimpleNamespace(weights=(1.0,))  # of the one column that `train_step` fills
-    return Session(config, make_accelerator(config), prompts, at_once, bank, [], bank, adapter, policy, optimiser)
+    return Session(config, accelerator, prompts, at_once, bank, [], bank, adapter, policy, optimiser)
 
 
 def train_step(s: Session, reward: Parabola, step: int) -> None:
@@ -165,5 +166,5 @@ def train_step(s: Session, reward: Parabola, step: int) -> None:
     prompts, roots = ask(s, step)
     cond, sums = s.adapter.encode(prompts), Sums()
     rollout = act(s, cond, roots, step)
-    rollout = credit(s, replace(rollout, rewards=reward(rollout.x0).float()), sums)
+    rollout = credit(s, replace(rollout, rewards=reward(rollout.x0).float().cpu()), sums)
     learn(s, rollout, cond, step, sums)

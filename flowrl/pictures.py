@@ -113,10 +113,11 @@ def _opened(data: bytes) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     """The first frame in RGB."""
     image.seek(0)
+    deep = image.mode in DEEP or image.mode == "I" and image.format == "PNG"
     image = ImageOps.exif_transpose(image)
     if min(image.size) < MIN_SIDE:
         raise Unfit(f"{by(*image.size)} pixels, at least {MIN_SIDE} a side are wanted")
-    if image.mode in DEEP or image.mode == "I" and image.format == "PNG":
+    if deep:
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):
         raise Unfit(f"numbers of no stated range (mode {image.mode}): save it with 8 or 16 bits")

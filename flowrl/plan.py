@@ -13,7 +13,7 @@ from flowrl.credit import Credit
 from flowrl.forwards import (
     Forwards,
     calls,
-    forwards,
+    counted,
     imagined,
     live_states,
     readings,
@@ -64,12 +64,11 @@ def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
     look, live = imagined(config), live_states(config, 0, world)
     rows = rows_per_update(config, look, world)
     chunk = min(rows_per_forward(config), max([*live[:-1], rows]))
-    chunk = max(look.unit, chunk - chunk % look.unit)
     states, edges = stochastic_steps(config, world)
     reads_ref = any(r.slot == "ref" and not r.place for r in readings(config, look, fresh=False))
     return Plan(
-        config, world, n_prompts, live[-1], states, edges, rows, chunk, calls(rows, chunk),
-        forwards(config, 1, world), reads_ref,
+        config, world, n_prompts, live[-1], states, edges, rows, chunk, calls(rows, look.at_once(chunk)),
+        counted(config, look, 1, world), reads_ref,
     )  # fmt: skip
 
 
@@ -124,10 +123,10 @@ def _silent(config: Config) -> Iterator[str]:
             f"data.shared_noise = {data.shared_noise:g} with sampler.eta = 0: all samples of a group would be the same "
             "picture; take shared_noise=0 or a stochastic sampler"
         )
-    if config.credit.backup == "depth" and config.sampler.leaves == 1:
+    if config.credit.backup != "uniform" and config.sampler.leaves == 1:
         yield (
-            "credit.backup = depth with a sampler that does not branch: it compares the edges of a tree at one depth, "
-            "and a chain has one; take credit.backup=uniform or set sampler.branch"
+            f"credit.backup = {config.credit.backup} with a sampler that does not branch: it weighs or compares the "
+            "edges of a tree, and a chain has none to choose from; take credit.backup=uniform or set sampler.branch"
         )
     for spec in config.rewards:
         weights[spec.name] = weights.get(spec.name, 0.0) + spec.weight

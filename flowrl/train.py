@@ -91,8 +91,12 @@ def credit(s: Session, rollout: Rollout, sums: Sums) -> Rollout:
 def learn(s: Session, rollout: Rollout, cond: Cond, step: int, sums: Sums) -> None:
     """The updates of one rollout; afterwards the old policy follows."""
     key, updates = (s.config.seed, step), s.config.optimiser.updates
+    judged = bool(s.total(rollout.weight.sum()))
     for point in s.config.algorithm.points(rollout, cond[rollout.roots.prompt], updates, key):
-        update(s, point, rollout.version, sums)
+        if judged:
+            update(s, point, rollout.version, sums)
+        else:
+            _left_out(s, sums, "no sample has had a verdict: see the scorers' warnings")
     s.policy.acted()
 
 
@@ -105,8 +109,8 @@ def update(s: Session, point: Point, acted: int, sums: Sums) -> None:
     acc, algorithm = s.accelerator, s.config.algorithm
     charges = [(name, c, REGULARISERS[name]) for name, c in s.config.regularise.items()]
     totals = s.total(torch.stack([point.weight.sum(), point.row_weight().sum()]))
-    if not totals[0]:  # no verdict on any process
-        return _left_out(s, sums, "no sample has had a verdict: see the scorers' warnings")
+    if not totals[0]:  # equal rewards, say, of which no pair is formed
+        return sums.mean("train/skipped", torch.ones(1))
     parts = bound_parts(s.policy, algorithm, point, acted, s.plan.rows_per_forward, s.total)
     for n, part in enumerate(parts, start=1):
         with nullcontext() if n == len(parts) else acc.no_sync(s.adapter.network):

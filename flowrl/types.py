@@ -51,9 +51,7 @@ class Cond:
     def gather(self, name: str) -> Tensor:
         """[B, ...], the rows of one input; an input of a single row (a negative prompt) is expanded."""
         value = self.inputs[name]
-        if value.shape[0] == 1:
-            return value.expand(len(self), *value.shape[1:])
-        return value[self.rows]
+        return value.expand(len(self), *value.shape[1:]) if value.shape[0] == 1 else value[self.rows]
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,8 @@ class Rollout:
 class Point:
     """Where an objective looks: rows (x, t, cond), and the items it charges there.
 
-    An item reads one row: forward points have one item a row, rollout points one an edge, so that the children of a
-    state share its forward. A point is bound to a policy, part by part, before its velocities are read; each version
-    of the weights runs at most once on it.
+    An item reads one row: forward points have one item a row, rollout points one an edge, so that a state's children
+    share its forward. Once bound to a policy, a version of the weights runs once on it, and once more for a survey.
     """
 
     x: Tensor  # [B, *L]
@@ -181,10 +178,14 @@ class Point:
         judged = (self.weight > 0).to(self.t.dtype)
         return torch.zeros_like(self.t).scatter_reduce(0, self.item, judged, "amax")
 
+    def at_once(self, rows: int) -> int:
+        """Rows of whole units within `rows`; one unit at least."""
+        return max(self.unit, rows - rows % self.unit)
+
     def parts(self, rows: int) -> list[Point]:
-        """In micro-batches of at most `rows` rows, but never less than `unit`."""
-        rows = max(self.unit, rows - rows % self.unit)
-        return [self.rows(start, min(start + rows, len(self))) for start in range(0, len(self), rows)]
+        """In micro-batches of at most `rows` rows."""
+        step = self.at_once(rows)
+        return [self.rows(n, min(n + step, len(self))) for n in range(0, len(self), step)]
 
     def rows(self, start: int, stop: int) -> Point:
         """The rows [start, stop) with their items."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl import draws
+from flowrl import draws, flow
 from flowrl.types import Point, Rollout
 
 
@@ -51,6 +51,16 @@ def positive(block: str, **settings: float) -> None:
     for key, value in settings.items():
         if value <= 0:
             raise ValueError(f"{block}.{key} is {value}: it must be positive")
+
+
+def target(p: Point) -> Tensor:
+    """[I, *L] u = eps - x0, what a velocity is matched to."""
+    return p.items["eps"] - p.items["x0"]
+
+
+def misfit(p: Point, v: Tensor) -> Tensor:
+    """[I] the matching loss mean_D (v - u)^2."""
+    return flow.mean_sq(v - target(p))
 
 
 def shares(

@@ -53,7 +53,9 @@ class ForwardProcess(Objective):
         )  # fmt: skip
 
     def portions(self, group_size: int, prompts: int) -> dict[str, int]:
-        return {"the groups of a process": prompts} if self.one_draw_a_group else {"data.group_size": group_size}
+        return (
+            {"data.prompts_per_step / processes": prompts} if self.one_draw_a_group else {"data.group_size": group_size}
+        )
 
     def objections(self, config: Any) -> Iterator[str]:
         name = config.algorithm_name

@@ -38,38 +38,39 @@ Chosen = Annotated[Surrogate, OneOf(SURROGATES, default="ppo")]  # the type of a
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(Surrogate):
-    """max(-A rho, -A clip(rho, 1 - c, 1 + c)) (1707.06347); c is in the units of the log-ratio, so of the mean."""
+class Clipped(Surrogate):
+    """Has a range of the ratio, 1 - c to 1 + c; c is in the units of the log-ratio, so of the mean over the latent."""
 
-    name: Literal["ppo"] = "ppo"
-    clip: float = 1e-4
+    clip: float
 
     def __post_init__(self) -> None:
         positive("algorithm.surrogate", clip=self.clip)
-
-    def __call__(self, log_ratio: Tensor, adv: Tensor, settled: Tensor = LATER) -> Tensor:
-        return clipped(log_ratio.exp(), adv, 1 - self.clip, 1 + self.clip)
 
     def metrics(self, log_ratio: Tensor, settled: Tensor = LATER) -> dict[str, Tensor]:
         return outside(log_ratio.exp(), 1 - self.clip, 1 + self.clip)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SPO(Surrogate):
+class PPO(Clipped):
+    """max(-A rho, -A clip(rho, 1 - c, 1 + c)) (1707.06347)."""
+
+    name: Literal["ppo"] = "ppo"
+    clip: float = 1e-4
+
+    def __call__(self, log_ratio: Tensor, adv: Tensor, settled: Tensor = LATER) -> Tensor:
+        return clipped(log_ratio.exp(), adv, 1 - self.clip, 1 + self.clip)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SPO(Clipped):
     """-A rho + |A| / 2c (rho - 1)^2 (2401.16025): least at rho = 1 + c sign(A), and pulls back from beyond."""
 
     name: Literal["spo"] = "spo"
     clip: float = 0.03
 
-    def __post_init__(self) -> None:
-        positive("algorithm.surrogate", clip=self.clip)
-
     def __call__(self, log_ratio: Tensor, adv: Tensor, settled: Tensor = LATER) -> Tensor:
         rho = log_ratio.exp()
         return -adv * rho + adv.abs() / (2 * self.clip) * (rho - 1).square()
-
-    def metrics(self, log_ratio: Tensor, settled: Tensor = LATER) -> dict[str, Tensor]:
-        return outside(log_ratio.exp(), 1 - self.clip, 1 + self.clip)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from flowrl import flow, grids
-from flowrl.algorithms._objective import block_mean, positive
+from flowrl.algorithms._objective import block_mean, misfit, positive
 from flowrl.algorithms._points import ForwardProcess
-from flowrl.algorithms._surrogates import PPO
+from flowrl.algorithms._surrogates import clipped, outside
 from flowrl.types import Point
 
 TINY = 1e-10
@@ -37,7 +37,7 @@ class AWM(ForwardProcess):
     weight: Literal["uniform", "t", "t2", "huber", "ghuber", "elbo"] = "ghuber"
     power: float = 0.25
     ratio: Literal["one", "draw", "sample"] = "one"
-    surrogate: PPO = PPO(clip=1.0)
+    clip: float = 1.0
     adv_max: float = 1.0
     old_kl: float = 1.0
     draws: int = 6
@@ -45,7 +45,7 @@ class AWM(ForwardProcess):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("algorithm", power=self.power, adv_max=self.adv_max)
+        positive("algorithm", power=self.power, clip=self.clip, adv_max=self.adv_max)
         if self.old_kl < 0:
             raise ValueError(f"algorithm.old_kl is {self.old_kl}: it must be at least 0, where 0 is none")
 
@@ -60,7 +60,7 @@ class AWM(ForwardProcess):
         return block_mean(found, p.items["sample"], torch.ones_like(found))
 
     def loss(self, p: Point) -> Tensor:
-        charged = self.surrogate(self.log_ratio(p), self.adv_max / FULL * p.adv)
+        charged = clipped(self.log_ratio(p).exp(), self.adv_max / FULL * p.adv, 1 - self.clip, 1 + self.clip)
         return charged + self.old_kl * flow.mean_sq(p.v - p.v_old) if self.old_kl else charged
 
     def log_ratio(self, p: Point) -> Tensor:
@@ -77,20 +77,20 @@ class AWM(ForwardProcess):
 
     def q(self, p: Point, v: Tensor) -> Tensor:
         """[I] -W of the matching loss of velocity v [B, *L], in float64."""
-        misfit, t = flow.mean_sq(v.double() - (p.items["eps"] - p.items["x0"])), p.t.double()
+        ell, t = misfit(p, v.double()), p.t.double()
         match self.weight:
             case "uniform":
-                return -misfit
+                return -ell
             case "t":
-                return -t * misfit
+                return -t * ell
             case "t2":
-                return -t.square() * misfit
+                return -t.square() * ell
             case "huber":
-                return -t * ((misfit + TINY).sqrt() - TINY**0.5)
+                return -t * ((ell + TINY).sqrt() - TINY**0.5)
             case "ghuber":
-                return -t * ((misfit + TINY) ** self.power - TINY**self.power) / self.power
+                return -t * ((ell + TINY) ** self.power - TINY**self.power) / self.power
             case "elbo":
-                return -(1 - t) / t * misfit
+                return -(1 - t) / t * ell
 
     def metrics(self, p: Point) -> dict[str, Tensor]:
-        return self.surrogate.metrics(self.log_ratio(p))
+        return outside(self.log_ratio(p).exp(), 1 - self.clip, 1 + self.clip)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from flowrl import flow, grids
-from flowrl.algorithms._objective import block_mean, positive
+from flowrl.algorithms._objective import block_mean, positive, target
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Point
 
@@ -84,7 +84,7 @@ class CRD(ForwardProcess):
             off = binary_cross_entropy_with_logits(found, wanted.sigmoid().to(found.dtype), reduction="none")
         loss = self.adv_max / self.beta * off.mean(1)
         if self.kl:
-            least = LEAST if self.kl_by_reward else self.kl
+            least = min(LEAST, self.kl) if self.kl_by_reward else self.kl
             loss = loss + (least + (self.kl - least) * reward) * flow.mean_sq(p.v - self.teacher(p))
         return loss
 
@@ -98,7 +98,7 @@ class CRD(ForwardProcess):
 
     def misfit(self, p: Point, v: Tensor) -> Tensor:
         """[I] mean_D (v - u)^2 / w, with w in float64 and at least 1e-5."""
-        off = v - (p.items["eps"] - p.items["x0"])
+        off = v - target(p)
         misfit = flow.mean_sq(off)
         if self.adaptive:
             w = off.detach().double().abs().flatten(1).mean(1).clamp(min=1e-5)

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl import flow, grids
-from flowrl.algorithms._objective import block_mean, positive
+from flowrl import grids
+from flowrl.algorithms._objective import block_mean, misfit, positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Cond, Point, Rollout
 
@@ -85,8 +85,3 @@ class DGPO(ForwardProcess):
                 f"{config.sampler.steps}: it chooses among the times of the rollout's grid; take algorithm.times=grid "
                 f"and at most {config.sampler.steps}, or null"
             )
-
-
-def misfit(p: Point, v: Tensor) -> Tensor:
-    """[I] l = mean_D (v - u)^2."""
-    return flow.mean_sq(v - (p.items["eps"] - p.items["x0"]))

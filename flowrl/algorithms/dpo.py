@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from flowrl import flow
-from flowrl.algorithms._objective import first_of_group, positive
+from flowrl.algorithms._objective import first_of_group, misfit, positive
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.credit import best_worst
 from flowrl.types import Cond, Point, Rollout, Roots
@@ -77,9 +76,8 @@ class DPO(ForwardProcess):
 
     def margin(self, p: Point) -> Tensor:
         """[I / 2] m of each pair."""
-        u = p.items["eps"] - p.items["x0"]
         anchor = p.v_ref if self.reference == "ref" else p.v_old
-        gain = flow.mean_sq(p.v - u) - flow.mean_sq(anchor - u)
+        gain = misfit(p, p.v) - misfit(p, anchor)
         return -self.beta / 2 * (gain[0::2] - gain[1::2])
 
     def metrics(self, p: Point) -> dict[str, Tensor]:
@@ -87,7 +85,7 @@ class DPO(ForwardProcess):
         return {"margin": margin, "accuracy": (margin.sign() + 1) / 2}
 
     def portions(self, group_size: int, prompts: int) -> dict[str, int]:
-        return {"algorithm.pairs": self.pairs, "the groups of a process": prompts}
+        return {"algorithm.pairs": self.pairs, "data.prompts_per_step / processes": prompts}
 
     def objections(self, config: Any) -> Iterator[str]:
         yield from super().objections(config)

@@ -41,8 +41,7 @@ class Paired(ReverseProcess):
         weight = rollout.weight * rollout.weight[other]
         edges = replace(rollout.edges, adv=dr[root], weight=weight[root])
         for p in super().points(replace(rollout, edges=edges), cond, updates, key):
-            telling = (p.weight * p.adv).ne(0).to(p.adv.dtype).mean().expand(len(p.adv))
-            yield replace(p, items={**p.items, "g": g[p.items["root"]], "telling": telling})
+            yield replace(p, items={**p.items, "g": g[p.items["root"]]})
 
     def loss(self, p: Point) -> Tensor:
         return self.surrogate(self.log_ratio(p), p.adv)
@@ -53,10 +52,10 @@ class Paired(ReverseProcess):
         return -(d * (d + 2 * p.items["g"])).flatten(1).mean(1)
 
     def metrics(self, p: Point) -> dict[str, Tensor]:
-        return {**self.surrogate.metrics(self.log_ratio(p)), "pairs": p.items["telling"]}
+        return {**self.surrogate.metrics(self.log_ratio(p)), "pairs": p.adv.ne(0).to(p.adv.dtype)}
 
     def portions(self, group_size: int, prompts: int) -> dict[str, int]:
-        return {"the pairs of a group": group_size // 2}
+        return {"data.group_size / 2": group_size // 2}
 
     def objections(self, config: Any) -> Iterator[str]:
         yield from super().objections(config)

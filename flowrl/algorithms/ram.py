@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl import draws, flow, grids
-from flowrl.algorithms._objective import positive
+from flowrl.algorithms._objective import positive, target
 from flowrl.algorithms._points import ForwardProcess
 from flowrl.types import Cond, Point, Rollout, Roots
 
@@ -60,11 +60,10 @@ class RAM(ForwardProcess):
         return replace(p, x=flow.interpolate(x0, eps, t), t=t, items=items)
 
     def loss(self, p: Point) -> Tensor:
-        v, u = p.v, p.items["eps"] - p.items["x0"]
-        target = p.v_ref + flow.like(self.scale * p.adv, p.x) * (u - p.v_old)
+        goal = p.v_ref + flow.like(self.scale * p.adv, p.x) * (target(p) - p.v_old)
         if self.path_cost:
-            target = target + cost_pull(p)
-        return flow.mean_sq(v - target) / self.scale
+            goal = goal + cost_pull(p)
+        return flow.mean_sq(p.v - goal) / self.scale
 
     def metrics(self, p: Point) -> dict[str, Tensor]:
         moved = {"moved": flow.mean_sq(p.v - p.v_old)}

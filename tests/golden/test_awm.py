@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flowrl import flow, regularise
-from flowrl.algorithms._surrogates import PPO
 from flowrl.algorithms.awm import AWM
 from tests.given import bound
 from tests.golden.points import noised
@@ -22,7 +21,7 @@ def test_awm(golden, assert_golden, case):
     old = d["v_ema"] if how == "off" else d["v_old"]
     p = noised(d, {}, d["A"].clamp(-clip, clip).repeat(2), d["sigma"], sample=torch.arange(3).repeat(2))
     algorithm = AWM(
-        weight=WEIGHTS[name], power=float(d["p"]), surrogate=PPO(clip=float(d["clip"])),
+        weight=WEIGHTS[name], power=float(d["p"]), clip=float(d["clip"]),
         ratio={"off": "one", "on": "draw", "on_avgq": "sample"}[how],
         adv_max=float(d["advantage_max"]), old_kl=float(anchor) if how == "off" else 0,
     )  # fmt: skip

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from flowrl import flow
-from flowrl.algorithms._surrogates import PPO
 from flowrl.algorithms.awm import AWM
 from flowrl.types import Cond, Point
 from tests.given import bound
@@ -50,7 +49,7 @@ def at_old(dtype=torch.float64):
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_loss_and_gradient_are_the_papers(weight, ratio):
     p, v, v_old = point()
-    algorithm = AWM(weight=weight, ratio=ratio, power=0.3, adv_max=2, old_kl=0.7, surrogate=PPO(clip=0.05))
+    algorithm = AWM(weight=weight, ratio=ratio, power=0.3, adv_max=2, old_kl=0.7, clip=0.05)
     settings = {"weight": weight, "ratio": ratio, "power": 0.3, "clip": 0.05, "adv_max": 2, "old_kl": 0.7}
     rows = (p.items["x0"], p.items["eps"], p.t, v, v_old, p.adv, p.items["sample"].tolist())
     ours, theirs = losses(algorithm, p, v, v_old), torch.stack(reference.losses(*rows, **settings))
@@ -118,7 +117,7 @@ def test_the_elbo_weight_is_the_score_function(weight, scale, within, x0):
 def test_micro_batches_do_not_change_the_gradient(ratio, rows):
     """Also where the draws of a sample lie in different ones."""
     p, v, v_old = point()
-    algorithm = AWM(ratio=ratio, surrogate=PPO(clip=0.05))
+    algorithm = AWM(ratio=ratio, clip=0.05)
     whole, split = (torch.autograd.grad(losses(algorithm, p, v, v_old, n).sum(), v)[0] for n in (ROWS, rows))
     torch.testing.assert_close(split, whole, rtol=1e-12, atol=0)
 

@@ -159,7 +159,7 @@ REFUSED = {
     ),
     "uneven updates": (
         ("data.prompts_per_step=3", "data.group_size=4", "optimiser.updates=2"),
-        "optimiser.updates = 2 does not divide algorithm.pairs = 1 or the groups of a process = 3: .* 1 or 3 updates",
+        "optimiser.updates = 2 does not divide algorithm.pairs = 1 or data.prompts_per_step / processes = 3: .* 1 or 3",
     ),
     "an old policy that nobody reads": (
         ("policy.old={rate: 0.1, cap: 0.9}",),

@@ -166,7 +166,7 @@ def test_the_plan_of_pairs_samples_nothing():
     assert p.lines()[1:] == [
         "a step: 8 prompts x 2 = 16 samples, 8 on each of 2 processes",
         "rollout: none, since pairs of pictures are given",
-        "learning: 2 updates of 4 rows in 2 micro-batches of up to 2 rows",
+        "learning: 2 updates of 4 rows in 2 micro-batches of up to 3 rows",
         "forwards, as rows (calls): rollout 0 (0), updates 8 (4), old and reference 8 (4)",
     ]
     assert (p.states, p.edges) == (0, 0)

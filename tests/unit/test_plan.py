@@ -245,7 +245,7 @@ REFUSED = {
     ),
     "groups on two processes": (
         ("algorithm={name: dgpo}", "sampler={steps: 8}", "data.prompts_per_step=4", "optimiser.updates=4"), 2,
-        "optimiser.updates = 4 does not divide the groups of a process = 2: .* take 1 or 2 updates",
+        "optimiser.updates = 4 does not divide data.prompts_per_step / processes = 2: .* take 1 or 2 updates",
     ),
     "no stochastic step": (
         ("sampler={steps: 8}",), 1,
@@ -262,7 +262,7 @@ REFUSED = {
     ),
     "updates between pairs": (
         (*PAIRED, "data.group_size=12", "optimiser.updates=4"), 1,
-        "optimiser.updates = 4 does not divide the pairs of a group = 6: .* take 2 or 3 updates",
+        "optimiser.updates = 4 does not divide data.group_size / 2 = 6: .* take 2 or 3 updates",
     ),
     "pairs of strangers": (
         (*PAIRED, "data.shared_noise=false"), 1, "data.shared_noise = 0 .* take data.shared_noise=0.9975",
