@@ -149,6 +149,8 @@ def lab(
     from flowrl import lab_report
     from flowrl.lab_cases import select
 
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"{out.parent} is not a folder; make it, or name another place", param_hint="--out")
     torch.set_num_threads(1)  # over a few hundred numbers, threads only wait for each other
     results = []
     with users_mistake():

@@ -35,7 +35,7 @@ def bench_signal(
     rollouts: Annotated[int, typer.Option(min=3, help="Rollouts whose gradients are compared.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How many pictures an objective needs until its gradient is more signal than noise."""
+    """How many pictures an objective needs until its gradient is more signal than noise; no weight moves."""
     from flowrl.bench import signal
     from flowrl.config import load
 

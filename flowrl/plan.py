@@ -60,7 +60,7 @@ class Plan:
 
 def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
     """The plan of a run on `world` processes. ConfigError: every reason why it cannot work, each with a way out."""
-    refuse("the plan", _reasons(config, world))
+    refuse("the plan", reasons(config, world))
     look, live = imagined(config), live_states(config, 0, world)
     rows = rows_per_update(config, look, world)
     chunk = min(rows_per_forward(config), max([*live[:-1], rows]))
@@ -72,7 +72,8 @@ def plan(config: Config, world: int = 1, n_prompts: int | None = None) -> Plan:
     )  # fmt: skip
 
 
-def _reasons(config: Config, world: int) -> Iterator[str]:
+def reasons(config: Config, world: int = 1) -> Iterator[str]:
+    """Why a run cannot work, each with a way out."""
     yield from _uneven(config, world)
     yield from _idle(config) if config.data.pairs else _silent(config)
     if not config.data.pairs or isinstance(config.algorithm, ForwardProcess):

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from flowrl.bench.step import staged_step
 from flowrl.config import Config, resolve
 from flowrl.export import export
 from flowrl.forwards import forwards
+from flowrl.plan import reasons
 from flowrl.session import Session, ask, first_noise, start
 from flowrl.tell import Sums
 from flowrl.train import Clock, rolled_out, train_step, update
@@ -67,30 +69,32 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def small(config: Config, folder: str) -> Config:
-    """The run with 4 steps of 2 prompts, groups of 4 or more, and a reward that needs no model."""
+    """The run with 4 steps of few prompts in small groups, as few as work, and a reward that needs no model."""
     raw, updates = config.dump(), config.optimiser.updates
     raw |= {"run": f"{folder}/run", "steps": 4, "rewards": [{"name": "jpeg_incompressible"}], "track": ["jsonl"]}
-    raw["data"] |= {"prompts_per_step": 2}
-    if not config.data.pairs:
-        raw["data"] |= {"group_size": 2 * updates * -(-2 // updates)}
-    return resolve({key: value for key, value in raw.items() if key not in ("evaluate", "save")})
+    raw = {key: value for key, value in raw.items() if key not in ("evaluate", "save")}
+    own, least = config.data.group_size, 2 * updates * -(-2 // updates)
+    sizes = (own,) if config.data.pairs else (least, own)
+    shares = ({"group_size": size, "prompts_per_step": n} for size, n in product(sizes, (2, 2 * updates)))
+    runs = (resolve({**raw, "data": {**raw["data"], **share}}) for share in shares)
+    return next(run for run in runs if not any(reasons(run)))
 
 
 def noise_depends_on_its_key_alone(s: Session) -> Check:
-    """Members of a group differ, and two processes draw what one draws."""
+    """Members of a group differ unless they share all of it, and two processes draw what one draws."""
     _, roots = ask(s, 0)
     noise = first_noise(s, roots, 0)
     again = []
     for rank in range(2):
         process: Any = SimpleNamespace(process_index=rank, num_processes=2, device=s.accelerator.device)
         again.append(first_noise(s, ask(replace(s, accelerator=process), 0)[1], 0))
-    distance = torch.cat([torch.pdist(noise[roots.group == g].flatten(1)) for g in roots.group.unique()])
-    shared = s.config.data.shared_noise == 1
-    apart = bool(distance.all()) != shared
+    equal = sum(int((torch.pdist(noise[roots.group == g].flatten(1)) == 0).sum()) for g in roots.group.unique())
+    c = s.config
+    size = (2 if c.algorithm.paired else c.data.group_size) if c.data.shared_noise == 1 else 1
+    wanted = len(noise) * (size - 1) // 2  # pairs of members that have all of it in common
     changed = int((torch.cat(again) != noise).flatten(1).any(1).sum())
-    measured = f"{changed} of {len(noise)} differ on 2 processes, nearest two {distance.min():.2g} apart"
-    wanted = f"0 and {'0 (data.shared_noise)' if shared else 'above 0'}"
-    return Check("noise depends on its key alone", apart and not changed, measured, wanted)
+    measured = f"{changed} of {len(noise)} differ on 2 processes, {equal} pairs of a group are equal"
+    return Check("noise depends on its key alone", (changed, equal) == (0, wanted), measured, f"0 and {wanted}")
 
 
 def eta_0_is_the_stock_pipeline(s: Session) -> Check:

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from flowrl.config import load
+from flowrl.config_errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 SHAPES = ROOT / "configs" / "shapes"
@@ -32,16 +33,31 @@ def flowrl(*args: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
 
 
-def result(name: str, seed: int, out: Path) -> dict:
-    """What a recipe as it stands reaches at a seed: trained and evaluated now, or read from its folder."""
-    folder, overrides = out / f"{name}-seed{seed}", [f"run={out / f'{name}-seed{seed}'}", f"seed={seed}"]
-    done, seconds = folder / "evaluation.json", folder / "seconds.json"
-    if not (done.exists() and load(folder / "config.yaml") == load(SHAPES / f"{name}.yaml", overrides)):
+def made(name: str, seed: int, out: Path) -> dict:
+    """What a recipe reaches at a seed: trained and evaluated now, unless its folder has that already."""
+    folder = out / f"{name}-seed{seed}"
+    if known(name, seed, out) is None:
         begun = time.perf_counter()
-        flowrl("train", str(SHAPES / f"{name}.yaml"), *overrides, "--overwrite")
-        seconds.write_text(json.dumps(time.perf_counter() - begun))
+        flowrl("train", str(SHAPES / f"{name}.yaml"), f"run={folder}", f"seed={seed}", "--overwrite")
+        (folder / "seconds.json").write_text(json.dumps(time.perf_counter() - begun))
         flowrl("eval", str(folder), "--json", "--no-guided")
-    return {"seconds": json.loads(seconds.read_text()), **json.loads(done.read_text())["rewards"]["shapes_strict"]}
+    return cast(dict, known(name, seed, out))
+
+
+def known(name: str, seed: int, out: Path) -> dict | None:
+    """What the recipe as it stands was found to reach at a seed; None where that was not measured."""
+    folder = out / f"{name}-seed{seed}"
+    done = folder / "evaluation.json"
+    if not done.exists():
+        return None
+    try:
+        was = load(folder / "config.yaml")
+    except ConfigError:  # of an earlier version
+        return None
+    if was != load(SHAPES / f"{name}.yaml", [f"run={folder}", f"seed={seed}"]):
+        return None
+    seconds = json.loads((folder / "seconds.json").read_text())
+    return {"seconds": seconds, **json.loads(done.read_text())["rewards"]["shapes_strict"]}
 
 
 def row(name: str, results: list[dict]) -> str:
@@ -61,14 +77,14 @@ def main(
     seeds: str = "0,1,2",
     out: Path = Path("runs/recipes"),
 ) -> None:
-    """Print the table of all recipes that have results, and write it to docs/recipes.md."""
+    """Make recipes, then write the table of all that have results to docs/recipes.md."""
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     numbers = [int(seed) for seed in seeds.split(",")]
     every = sorted(path.stem for path in SHAPES.glob("*.yaml") if path.stem != "demo")
     for name in names or every:
-        typer.echo(row(name, [result(name, seed, out) for seed in numbers]))
-    there = [n for n in every if all((out / f"{n}-seed{seed}" / "evaluation.json").exists() for seed in numbers)]
-    lines = [HEAD, *(row(name, [result(name, seed, out) for seed in numbers]) for name in there)]
+        typer.echo(row(name, [made(name, seed, ROOT / out) for seed in numbers]))
+    found = {name: [r for seed in numbers if (r := known(name, seed, ROOT / out))] for name in every}
+    lines = [HEAD, *(row(name, results) for name, results in found.items() if results)]
     page = ROOT / "docs" / "recipes.md"
     head = page.read_text().split("\n| recipe |")[0]
     page.write_text(head + "\n" + "\n".join(lines) + "\n")

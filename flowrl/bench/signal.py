@@ -2,6 +2,8 @@
 
 The gradients g_1 .. g_R of R rollouts are independent, with mean s and noise n: |s|^2 = mean of <g_i, g_j> over i != j,
 and |n|^2 = mean |g_i|^2 - |s|^2. So R rollouts of N pictures reach a ratio of 1 where R N = N |n|^2 / |s|^2.
+What pulls whatever the rewards are, as CRD's distance to its teacher does, counts as signal: `algorithm.kl=0` leaves it
+out. Regularisers are always left out.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from flowrl.train import Clock, bound_parts, rolled_out
 
 
 def measure(config: Config, rollouts: int = 16) -> dict[str, Any]:
-    """Pictures for a ratio of 1 with a range of one jackknife error of |s|^2 (null = none measured), and reward."""
+    """Pictures for a ratio of 1 with a range of one jackknife error of |s|^2 (null = none measured), and reward.
+
+    Raises ValueError where pairs of pictures are given, which are all there are, and where a rollout has no verdict.
+    """
+    if config.data.pairs:
+        raise ValueError(f"data.pairs = {config.data.pairs}: the bench asks for new pictures; give it data.prompts")
     s = start(replace(config, regularise={}))
     gradients, rewards = [], []
     for step in range(rollouts):
@@ -52,11 +59,15 @@ def rollout_gradient(s: Session, step: int) -> tuple[Tensor, float]:
     """(gradient [D] of the objective over a rollout, its mean reward); no weight moves."""
     c, key = s.config, (s.config.seed, step)
     rollout, cond = rolled_out(s, step, Clock(), Sums())
+    if not rollout.weight.any():
+        raise ValueError(f"no sample of rollout {step} has a verdict: see the scorers' warnings")
     for point in c.algorithm.points(rollout, cond[rollout.roots.prompt], c.optimiser.updates, key):
+        if not point.weight.any():  # equal rewards, say, of which no pair is formed
+            continue
         for part in bound_parts(s.policy, c.algorithm, point, rollout.version, s.plan.rows_per_forward, s.total):
             loss = c.algorithm.loss(part)
             (loss @ part.weight.to(loss.dtype) / point.weight.sum() / c.optimiser.updates).backward()
-    gradient = torch.cat([p.grad.flatten() for p in s.policy.parameters if p.grad is not None])
+    gradient = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in s.policy.parameters])
     s.optimiser.zero_grad()
     return gradient, rollout.rewards.nanmean().item()
 

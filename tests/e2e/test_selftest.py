@@ -1,13 +1,18 @@
 """`flowrl selftest` holds on what works, and each of its checks fails on what it is there to find."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import flowrl
 from flowrl import selftest, train
+from flowrl.algorithms.paired import Paired
 from flowrl.bench import step
+from flowrl.config import load
 from flowrl.forwards import forwards
+from flowrl.plan import plan
 from flowrl.policy import Policy
 from flowrl.session import Session, start
 from tests.tiny import NFT, config
@@ -34,13 +39,23 @@ def test_all_checks_hold(tiny, tmp_path, recipe, count):
     assert {path.name for path in tmp_path.iterdir()} == {"prompts.txt", "brightness.py"}
 
 
+@pytest.mark.parametrize("recipe", sorted(Path(flowrl.__file__).with_name("configs").glob("*/*.yaml")), ids=str)
+def test_every_recipe_has_a_small_run(recipe, tmp_path):
+    """A method may ask for more prompts or samples than the least."""
+    small = selftest.small(load(recipe), str(tmp_path))
+    assert small.data.prompts_per_step * small.data.group_size <= 128 and plan(small)
+
+
 def test_shared_noise_is_found_unless_it_is_asked_for(session, monkeypatch):
-    draw = session.adapter.noise
+    draw, data, paired = session.adapter.noise, session.config.data, Paired()
+    shared = replace(session, config=replace(session.config, data=replace(data, shared_noise=1)))
+    pairs = replace(shared, config=replace(shared.config, algorithm=paired))
+    for s, equal in ((session, 0), (shared, 12), (pairs, 4)):
+        check = selftest.noise_depends_on_its_key_alone(s)
+        assert check.passed and check.wanted == f"0 and {equal}"
     monkeypatch.setattr(session.adapter, "noise", lambda keys: draw([(*key[:-1], 0) for key in keys]))
-    assert not selftest.noise_depends_on_its_key_alone(session).passed
-    data = replace(session.config.data, shared_noise=True)
-    shared = replace(session, config=replace(session.config, data=data))
-    assert selftest.noise_depends_on_its_key_alone(shared).passed
+    for s, passed in ((session, False), (shared, True), (pairs, False)):
+        assert selftest.noise_depends_on_its_key_alone(s).passed == passed
 
 
 def test_noise_that_depends_on_the_batch_is_found(session, monkeypatch):

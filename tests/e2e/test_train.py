@@ -172,6 +172,21 @@ def test_rewards_without_a_signal_move_nothing(tiny, tmp_path, function, recipe)
     assert torch.equal(weights(s), weights(s, "ref"))
 
 
+def test_a_scorer_that_stays_silent_ends_the_run_in_time(tiny, tmp_path):
+    s = start(starved(tmp_path, tiny, "silent", "drop_sample", "optimiser={lr: 0.01, updates: 2}"))
+    with pytest.raises(train.Diverged, match="5 updates in a row no sample has had a verdict: see"):
+        for step in range(3):
+            assert train.train_step(s, step)["train/skipped"] == 1
+            assert step < 2
+
+
+def test_updates_without_a_pair_are_counted_and_end_nothing(tiny, tmp_path):
+    dpo = ("sampler={steps: 4}", "algorithm={name: dpo}", "optimiser={lr: 0.01, weight_decay: 0, updates: 2}")
+    s, rows = trained(starved(tmp_path, tiny, "equal", "drop_sample", *dpo), 4)
+    assert [row["train/skipped"] for row in rows] == [1] * 4
+    assert torch.equal(weights(s), weights(s, "ref"))
+
+
 def test_a_gradient_that_is_not_finite_is_left_out_and_ends_the_run_in_time(tiny, tmp_path):
     s = start(config(tmp_path, tiny))
     with torch.no_grad():

@@ -1,8 +1,11 @@
 """The signal-to-noise measure of `flowrl bench signal`, on gradients whose signal and noise are known."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from flowrl.bench import signal
 from flowrl.bench.signal import signal_and_noise
 
 
@@ -23,3 +26,8 @@ def test_it_finds_signal_and_noise(strength):
 def test_equal_gradients_are_all_signal():
     square, noise, error = signal_and_noise(torch.ones(4, 9))
     assert (square, noise, error) == pytest.approx((9, 0, 0), abs=1e-9)
+
+
+def test_pairs_that_are_given_are_refused():
+    with pytest.raises(ValueError, match="data.pairs = p.jsonl: the bench asks for new pictures; give it data.prompts"):
+        signal.measure(SimpleNamespace(data=SimpleNamespace(pairs="p.jsonl")))
