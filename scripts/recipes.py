@@ -16,7 +16,7 @@ from typing import Annotated, cast
 import typer
 
 from flowrl.config import load
-from flowrl.config_errors import ConfigError
+from flowrl.config_file import ConfigError
 
 ROOT = Path(__file__).parents[1]
 SHAPES = ROOT / "configs" / "shapes"
