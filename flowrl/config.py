@@ -32,7 +32,7 @@ from flowrl.config_file import override, read, refuse, shown, write
 from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, STRICT, Block, Registry
 
 BLOCKS = Registry("block", {
-    "sampler": "flowrl.sample:Sampler", "credit": "flowrl.credit:Credit", "reward": "flowrl.rewards:RewardSpec",
+    "sampler": "flowrl.sample:Sampler", "credit": "flowrl.credit:Credit", "reward": "flowrl.bank:RewardSpec",
     "policy": "flowrl.policy:Slots", "lora": "flowrl.policy:LoRA",
 })  # fmt: skip
 ALIASES = {"model_name": "model.name", "lora": "model.lora", "algorithm_name": "algorithm.name"}  # field: its key

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from flowrl import draws, watch
+from flowrl.bank import RewardBank
 from flowrl.policy import Slot
-from flowrl.rewards import Media, RewardBank
+from flowrl.rewards import Media
 from flowrl.sample import Sampler, sample
 from flowrl.session import Session
 from flowrl.types import Cond, Prompt, Roots

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.bank import RewardSpec
 from flowrl.config import Config, Data, Optimiser
 from flowrl.credit import Credit
 from flowrl.models.gaussian import Gaussian
 from flowrl.plan import plan
 from flowrl.policy import Policy
 from flowrl.registry import ALGORITHMS
-from flowrl.rewards import RewardSpec
 from flowrl.sample import Sampler
 from flowrl.session import Session, ask, make_accelerator
 from flowrl.tell import Sums

@@ -14,12 +14,12 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from flowrl import data, draws
+from flowrl.bank import RewardBank
 from flowrl.config import Config
 from flowrl.models.base import Adapter
 from flowrl.pictures import Picture
 from flowrl.plan import Plan, plan
 from flowrl.policy import Policy
-from flowrl.rewards import RewardBank
 from flowrl.types import Cond, Prompt, Roots
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.rewards import Media, RewardBank, RewardSpec
+from flowrl.bank import RewardBank, RewardSpec
+from flowrl.rewards import Media
 from flowrl.types import Prompt
 from flowrl.verdicts import RewardError
 
@@ -43,7 +44,7 @@ REFUSED = {
     "no_score_function": ["has no 'score'", "it has: rate"],
     "import_fails": ["cannot be imported", "surely_not_installed_kettle_package"],
 }
-ENDS_THE_RUN = {"os_exit"}  # as the module text of flowrl.rewards says
+ENDS_THE_RUN = {"os_exit"}  # as the module text of flowrl.bank says
 
 
 @pytest.fixture(autouse=True)

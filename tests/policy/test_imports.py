@@ -44,10 +44,16 @@ TABLE = {
         "torch diffusers transformers safetensors numpy PIL",
     ),
     "flowrl.verdicts": ("flowrl.types", "torch numpy"),
-    "flowrl.rewards": ("flowrl.types flowrl.registry flowrl.verdicts", "torch numpy PIL pydantic"),
+    "flowrl.rewards": ("flowrl.types", "torch PIL"),
+    "flowrl.http": ("", "httpx tenacity"),
+    "flowrl.wire": ("", "numpy PIL"),
+    "flowrl.bank": (
+        "flowrl.types flowrl.registry flowrl.rewards flowrl.verdicts flowrl.remote flowrl.isolated",
+        "torch pydantic",
+    ),
     "flowrl.policy": ("flowrl.types flowrl.models.base", "torch accelerate peft safetensors"),
     "flowrl_kernels": ("", "torch triton"),
-    "flowrl_rewards": ("flowrl.types flowrl.rewards flowrl.zoo", ANY),
+    "flowrl_rewards": ("flowrl.types flowrl.rewards flowrl.http flowrl.wire flowrl.watch flowrl.zoo", ANY),
 }
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from flowrl.bank import RewardBank, RewardSpec
 from flowrl.evaluate import ceiling, compare, interval, score
-from flowrl.rewards import RewardBank, RewardSpec
 from flowrl.types import Prompt
 from flowrl.watch import PROBES, diversity
 from flowrl.zoo import shapes

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flowrl import rewards
+from flowrl.bank import RewardBank, RewardSpec
 from flowrl.registry import REWARDS
-from flowrl.rewards import Media, RewardBank, RewardSpec, reward
+from flowrl.rewards import Media, reward
 from flowrl.types import Prompt
 from flowrl.verdicts import RewardError
 from flowrl.zoo.shapes import picture, prompts
@@ -35,7 +35,7 @@ def bank(monkeypatch):
 
     def build(*scorers, **rules):
         named = {f"r{i}": scorer for i, scorer in enumerate(scorers)}
-        monkeypatch.setattr(rewards, "REWARDS", named)
+        monkeypatch.setattr("flowrl.bank.REWARDS", named)
         return RewardBank([RewardSpec(name=name, **rules) for name in named])
 
     return build
@@ -155,7 +155,7 @@ def test_permuting_a_batch_permutes_the_verdicts(order, size, bad, policy):
         return [g + int(p.split()[1]) for g, p in zip(grey(images, prompts, metadata), prompts, strict=True)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewards, "REWARDS", {"picky": picky})
+        patch.setattr("flowrl.bank.REWARDS", {"picky": picky})
         judges = RewardBank([RewardSpec(name="picky", batch=size, on_failure=policy, retries=0)])
         media, rows = batch()
         straight = judges(media, rows, GROUPS)
