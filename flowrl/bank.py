@@ -11,126 +11,132 @@ from __future__ import annotations
 import logging
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 
 import torch
-from pydantic import ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
-from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from flowrl.registry import REWARDS
-from flowrl.rewards import FunctionReward, Media, Reward, Scope, reward
+from flowrl.rewards import Media, Provisioned
+from flowrl.scorers import RewardSpec, build, judging, off_gold, refuse_repeats
 from flowrl.types import Prompt
-from flowrl.verdicts import RewardError, Verdicts, is_constant, judge, random_states_kept
+from flowrl.verdicts import Judged, RewardError, Verdicts, background, is_constant, random_states_kept
 
 log = logging.getLogger(__name__)
 
 
-@validated(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class RewardSpec:
-    """One row of the `rewards` block of a config."""
+@dataclass(frozen=True)
+class Asked:
+    """Samples whose scorers are at work; `answers` gives the scores and errors of each scorer, in their order."""
 
-    name: str
-    weight: FiniteFloat = 1.0
-    on_failure: Literal["fail", "drop_sample", "drop_group"] = "fail"  # without a verdict: end the run, or lose what?
-    timeout: Annotated[float, Field(gt=0, le=86400)] = 300.0  # seconds a call; one that first loads weights, too
-    retries: NonNegativeInt = 1  # further calls after one that failed
-    batch: PositiveInt = 64  # samples a call; a scorer of scope "group" gets one group a call
-    options: dict[str, Any] = Field(default_factory=dict)  # the scorer's own
+    prompts: Sequence[Prompt]
+    groups: Tensor  # [N]
+    answers: Sequence[Future[Judged]]
 
 
 class RewardBank:
     """The scorers of a run, built at once: `columns` [R] are named "reward", or "reward/column" where it has several.
 
-    ValueError: a reward that is unknown, cannot be built, or is given twice.
+    ValueError: a reward that is unknown, cannot be built, lacks a package or a file, or is given twice.
     """
 
     def __init__(self, specs: Sequence[RewardSpec]) -> None:
-        _refuse_repeats(specs)
-        self.scorers = [(spec, _build(spec)) for spec in specs]
+        refuse_repeats(specs)
+        self.scorers = [(spec, build(spec)) for spec in specs]
+        lacking = [
+            f"reward {spec.label!r}: {sentence}"
+            for spec, scorer in self.scorers
+            if isinstance(scorer, Provisioned)
+            for sentence in scorer.missing()
+        ]
+        if lacking:
+            raise ValueError("; ".join(lacking))
         self.columns = tuple(
-            spec.name if len(scorer.columns) == 1 else f"{spec.name}/{column}"
+            spec.label if len(scorer.columns) == 1 else f"{spec.label}/{column}"
             for spec, scorer in self.scorers
             for column in scorer.columns
         )
         self.weights = tuple(spec.weight for spec, scorer in self.scorers for _ in scorer.columns)
+        self._turns = [Lock() for _ in specs]  # a scorer is asked one thing at a time
+        self._told: set[str] = set()
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """ValueError naming the prompts that lack metadata which a scorer needs."""
+        """ValueError: prompts that lack metadata which a scorer needs, or a scorer that is wrong on its gold case."""
         for spec, scorer in self.scorers:
             for key in sorted(scorer.needs):
                 lacking = [p.id for p in prompts if key not in p.metadata]
                 if lacking:
                     raise ValueError(
-                        f"reward {spec.name!r} needs the metadata key {key!r}, which {len(lacking)} of {len(prompts)} "
+                        f"reward {spec.label!r} needs the metadata key {key!r}, which {len(lacking)} of {len(prompts)} "
                         f"prompts lack (ids {reprlib.repr(lacking)}); add it to the prompts or take another reward"
                     )
+        for spec, scorer in self.scorers:
+            if wrong := off_gold(spec, scorer):
+                raise ValueError(f"reward {spec.label!r} fails its own check: {wrong}; see flowrl rewards check")
 
     def __call__(self, media: Media, prompts: Sequence[Prompt], groups: Tensor) -> Verdicts:
-        """Judge N samples of the groups [N]; a lost sample is NaN in every column. RewardError under "fail"."""
-        groups = groups.cpu()
-        samples = [f"sample {row} (prompt {prompt.id})" for row, prompt in enumerate(prompts)]
+        """Judge N samples of the groups [N]; see `verdicts`."""
+        with random_states_kept():
+            return self.verdicts([self.ask(media, prompts, groups.cpu())])
+
+    def ask(self, media: Media, prompts: Sequence[Prompt], groups: Tensor) -> Asked:
+        """Set all scorers to work on N samples of whole groups [N], and return at once.
+
+        Until they are done, `random_states_kept` is for the caller to enter: scorers may draw from the global states.
+        """
+        answers = []
+        for turn, (spec, scorer) in zip(self._turns, self.scorers, strict=True):
+            answers.append(background(partial(_in_turn, turn, judging(spec, scorer, media, prompts, groups))))
+        return Asked(prompts, groups, answers)
+
+    def verdicts(self, asked: Sequence[Asked]) -> Verdicts:
+        """What the scorers say of all that was asked; a sample that a failure cost is NaN in the scorer's columns.
+
+        RewardError: a failure under "fail", or more of them than the scorer's budget.
+        """
+        groups = torch.cat([one.groups for one in asked])
         parts, failures = [], {}
-        lost = torch.zeros(len(prompts), dtype=torch.bool)
-        for spec, scorer in self.scorers:
-            with random_states_kept():
-                scores, errors = judge(
-                    lambda rows, scorer=scorer: scorer(media[rows], [prompts[row] for row in rows]),
-                    _calls(scorer.scope, spec.batch, groups),
-                    samples,
-                    scorer.columns,
-                    timeout=spec.timeout,
-                    retries=spec.retries,
-                    split=scorer.scope == "sample",
-                    stop=spec.on_failure == "fail",
-                )
-            parts.append(scores)
-            failures[spec.name] = len(errors)
+        for i, (spec, _) in enumerate(self.scorers):
+            scores, errors = _rejoined([one.answers[i].result() for one in asked])
+            failures[spec.label] = len(errors)
             if errors:
-                lost |= _lost(spec, errors, groups)
+                scores[_lost(spec, errors, groups)] = math.nan
+            parts.append(scores)
         scores = torch.cat(parts, 1)
-        scores[lost] = math.nan
         constant = [name for name, column in zip(self.columns, scores.T, strict=True) if is_constant(column)]
+        for name in set(constant) - self._told:
+            log.warning("reward %r gave all of %d samples one score, which is no signal", name, len(groups))
+        self._told.update(constant)
         return Verdicts(scores, failures, tuple(constant))
 
 
-def _refuse_repeats(specs: Sequence[RewardSpec]) -> None:
-    for name in dict.fromkeys(spec.name for spec in specs):
-        weights = [spec.weight for spec in specs if spec.name == name]
-        if len(weights) > 1:
-            total = math.fsum(weights)
-            fix = f"give it once, with weight {total:g}" if total else "they cancel, which is no signal: remove it"
-            raise ValueError(f"reward {name!r} is given {len(weights)} times, with weights {weights}; {fix}")
+def _in_turn(turn: Lock, work: Callable[[], Judged]) -> Judged:
+    with turn:
+        return work()
 
 
-def _build(spec: RewardSpec) -> Reward:
-    found = REWARDS[spec.name]
-    if not isinstance(found, type | FunctionReward):
-        found = reward(found)
-    build = found if isinstance(found, type) else found.bind
-    try:
-        scorer: Any = build(**spec.options)
-    except (ImportError, TypeError) as error:
-        raise ValueError(f"reward {spec.name!r} cannot be built with options {spec.options}: {error}") from error
-    if not isinstance(scorer, Reward):
-        raise ValueError(f"reward {spec.name!r} is no Reward: its class lacks columns, needs, scope or __call__")
-    return scorer
-
-
-def _calls(scope: Scope, batch: int, groups: Tensor) -> list[list[int]]:
-    """The rows of each call of a scorer."""
-    if scope == "group":
-        return [(groups == group).nonzero().flatten().tolist() for group in groups.unique()]
-    return [rows.tolist() for rows in torch.arange(len(groups)).split(batch)]
+def _rejoined(answers: Sequence[Judged]) -> Judged:
+    """Scores and errors of several portions, rows numbered through."""
+    errors, first = {}, 0
+    for scores, wrong in answers:
+        errors |= {first + row: error for row, error in wrong.items()}
+        first += len(scores)
+    return torch.cat([scores for scores, _ in answers]), errors
 
 
 def _lost(spec: RewardSpec, errors: Mapping[int, RewardError], groups: Tensor) -> Tensor:
     """[N] which samples the failure policy gives up. RewardError: the policy is "fail"."""
     error = next(iter(errors.values()))
-    message = f"reward {spec.name!r} {error}"
+    message = f"reward {spec.label!r} {error}"
     if spec.on_failure == "fail":
         raise RewardError(message) from error
+    if len(errors) > spec.budget * len(groups):
+        raise RewardError(
+            f"{message}; that is {len(errors)} of {len(groups)} samples, over budget = {spec.budget:g}"
+        ) from error
     log.warning("%s; %s for %d of %d samples", message, spec.on_failure, len(errors), len(groups))
     rows = torch.tensor(list(errors))
     unit = groups if spec.on_failure == "drop_group" else torch.arange(len(groups))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from io import StringIO
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -22,6 +23,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False, "axes.axisbelow": True, "grid.color": INK, "grid.alpha": 0.12, "legend.frameon": False,
     "axes.formatter.useoffset": False, "axes.labelpad": 8,
 }  # fmt: skip
+DASHES: Sequence[Any] = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)), (0, (8, 3)))
 FEW = 20  # points that are drawn as dots, too
 
 
@@ -48,6 +50,23 @@ def reward(rows: Rows, name: str) -> Markup:
         axes.legend(loc="best", fontsize=8)
         axes.set(xlabel="step", ylabel=name)
         return _svg(figure, f"{name} by step")
+
+
+def drifts(rows: Rows, names: Sequence[str], bound: float) -> Markup:
+    """The drifts watch/<probe> of a run, those that were ever beyond +-bound in another colour."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 2.6), layout="constrained")
+        axes = figure.subplots()
+        axes.axhspan(-bound, bound, color=ACCENT, alpha=0.1, linewidth=0)
+        for name, dashes in zip(names, cycle(DASHES)):
+            x, y = series(rows, name)
+            look = {"color": SECOND, "linewidth": 1.6} if max(map(abs, y)) > bound else {"color": INK, "alpha": 0.5}
+            axes.plot(
+                x, y, label=name.removeprefix("watch/"), linestyle=dashes, marker=_marker(x), markersize=3, **look
+            )
+        figure.legend(loc="outside upper center", ncols=3, fontsize=7)
+        axes.set(xlabel="step", ylabel="drift, in units of the base")
+        return _svg(figure, "drift by step")
 
 
 def curve(rows: Rows, name: str) -> Markup:

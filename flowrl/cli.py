@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 done, 2 the user's mistake (one message, no traceback), 1 ours."""
+"""The command line.
+
+Exit codes: 0 done, 2 the user's mistake (one message, no traceback), 3 the watch ended the run, 1 ours.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from typing import Annotated
 import typer
 
 from flowrl.cli_bench import bench
+from flowrl.cli_rewards import rewards
 from flowrl.cli_shared import ConfigPath, Overrides, log, users_mistake
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(bench, name="bench")
+app.add_typer(rewards, name="rewards")
 
 
 @app.callback()
@@ -35,9 +40,13 @@ def train(
     with users_mistake():
         loaded = load(config, overrides or ())  # before the heavy imports: a mistake is told at once
         from flowrl.run import run
+        from flowrl.watchdog import Tripped
 
         try:
             folder = run(loaded, resume, overwrite)
+        except Tripped as alarm:
+            typer.echo(f"flowrl: {alarm}", err=True)
+            raise typer.Exit(3) from None
         except KeyboardInterrupt:
             typer.echo("flowrl: interrupted; --resume goes on from the last checkpoint", err=True)
             raise typer.Exit(130) from None

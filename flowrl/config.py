@@ -32,14 +32,15 @@ from flowrl.config_file import override, read, refuse, shown, write
 from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, STRICT, Block, Registry
 
 BLOCKS = Registry("block", {
-    "sampler": "flowrl.sample:Sampler", "credit": "flowrl.credit:Credit", "reward": "flowrl.bank:RewardSpec",
-    "policy": "flowrl.policy:Slots", "lora": "flowrl.policy:LoRA",
+    "sampler": "flowrl.sample:Sampler", "credit": "flowrl.credit:Credit", "reward": "flowrl.scorers:RewardSpec",
+    "policy": "flowrl.policy:Slots", "lora": "flowrl.policy:LoRA", "watch": "flowrl.watchdog:Watch",
 })  # fmt: skip
 ALIASES = {"model_name": "model.name", "lora": "model.lora", "algorithm_name": "algorithm.name"}  # field: its key
 
 
 def _known_reward(spec: Any) -> Any:
-    REWARDS[spec.name]
+    if not (spec.url or spec.python):
+        REWARDS[spec.name]
     return spec
 
 
@@ -120,6 +121,7 @@ class Save:
 class Compute:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     rows_per_forward: PositiveInt | Literal["auto"] = "auto"
+    prompts_at_once: PositiveInt | None = None  # sampled together, while those before are judged; null = all of a step
     checkpointing: bool = False
     threads: PositiveInt | None = None
 
@@ -147,6 +149,7 @@ class Config:
     ] = field(default_factory=dict)
     policy: Annotated[Any, Block(BLOCKS, "policy")] = field(default_factory=Block(BLOCKS, "policy"))
     optimiser: Optimiser
+    watch: Annotated[Any, Block(BLOCKS, "watch")] | None = field(default_factory=Block(BLOCKS, "watch"))
     evaluate: Evaluate = Evaluate()
     save: Save = Save()
     compute: Compute = Compute()

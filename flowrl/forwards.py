@@ -68,9 +68,11 @@ def forwards(config: Config, step: int, world: int = 1) -> Forwards:
 def counted(config: Config, look: Point, step: int, world: int) -> Forwards:
     """`forwards`, by an imagined update."""
     chunk, updates = rows_per_forward(config), config.optimiser.updates
-    rollout = Count()
+    rollout, prompts = Count(), config.data.prompts_per_step // world
     for live in live_states(config, step, world)[:-1]:
-        rollout += Count(live * (2 if config.model.guidance > 1 else 1), calls(live, chunk))
+        for share in portions(config, prompts):
+            some = live * share // prompts
+            rollout += Count(some * (2 if config.model.guidance > 1 else 1), calls(some, chunk))
     rows = rows_per_update(config, look, world)
     batches = calls(rows, look.at_once(chunk))
     first, later = readings(config, look, fresh=True), readings(config, look, fresh=False)
@@ -81,6 +83,12 @@ def counted(config: Config, look: Point, step: int, world: int) -> Forwards:
             count = Count(rows * (2 if guided else 1), batches)
             current, others = (current + count, others) if grad else (current, others + count)
     return Forwards(rollout, current, others)
+
+
+def portions(config: Config, prompts: int) -> list[int]:
+    """How many prompts are sampled together, portion by portion."""
+    size = config.compute.prompts_at_once or prompts
+    return [min(size, prompts - first) for first in range(0, prompts, size)]
 
 
 def live_states(config: Config, step: int, world: int = 1) -> list[int]:

@@ -19,17 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.bank import RewardSpec
 from flowrl.config import Config, Data, Optimiser
 from flowrl.credit import Credit
 from flowrl.models.gaussian import Gaussian
+from flowrl.online import act, credit
 from flowrl.plan import plan
 from flowrl.policy import Policy
 from flowrl.registry import ALGORITHMS
 from flowrl.sample import Sampler
+from flowrl.scorers import RewardSpec
 from flowrl.session import Session, ask, make_accelerator
 from flowrl.tell import Sums
-from flowrl.train import act, credit, learn
+from flowrl.train import learn
 from flowrl.types import Prompt
 
 

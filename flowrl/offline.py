@@ -7,14 +7,22 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from flowrl.clock import Clock
 from flowrl.sample import sample
 from flowrl.session import Session
 from flowrl.tell import Sums
 from flowrl.types import Cond, Prompt, Rollout, Roots
 
 
+def judged(s: Session, cond: Cond, roots: Roots, prompts: list[Prompt], step: int, clock: Clock, sums: Sums) -> Rollout:
+    """The pictures of the step's pairs as samples; one column, 1 for the chosen picture and -1 for the rejected one."""
+    with clock("act"):
+        rollout = act(s, cond, roots, step)
+    return replace(rollout, rewards=1.0 - 2.0 * (roots.index % 2)[:, None])
+
+
 def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
-    """The pictures of the step's pairs as samples, of each pair first the chosen one; no step was taken to them."""
+    """Of each pair first the chosen picture; no step was taken to them."""
     c, (height, width) = s.config, s.adapter.size
     everyone = roots.of(torch.arange(len(roots)))
     images = np.stack([s.pairs[prompt][index % 2].fitted(width, height) for prompt, index in everyone])
@@ -23,11 +31,6 @@ def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
         s.adapter.grid(c.sampler.steps), ([], []), c.sampler, (c.seed, step),
         version=s.policy.versions[c.algorithm.acts_with],
     )  # fmt: skip
-
-
-def judge(s: Session, rollout: Rollout, prompts: list[Prompt], sums: Sums) -> Rollout:
-    """One column: 1 for the chosen picture of a pair, -1 for the rejected one."""
-    return replace(rollout, rewards=1.0 - 2.0 * (rollout.roots.index % 2)[:, None])
 
 
 def credit(s: Session, rollout: Rollout, sums: Sums) -> Rollout:

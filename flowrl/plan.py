@@ -76,6 +76,8 @@ def reasons(config: Config, world: int = 1) -> Iterator[str]:
     """Why a run cannot work, each with a way out."""
     yield from _uneven(config, world)
     yield from _idle(config) if config.data.pairs else _silent(config)
+    if config.watch:
+        yield from config.watch.objections(config.steps, config.data.pairs)
     if not config.data.pairs or isinstance(config.algorithm, ForwardProcess):
         yield from config.algorithm.objections(config)
 

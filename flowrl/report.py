@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from PIL import Image
 
@@ -55,20 +56,25 @@ def write(run_folder: str | Path) -> Path:
     result = json.loads(_read(folder / "evaluation.json") or "null")
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
     rewards = dict(_rewards(names))
-    drawn = {name for some in rewards.values() for name in some}
+    config = _read(folder / "config.yaml")
+    watch = yaml.safe_load(config).get("watch")
+    watched = [name for name in names if name.startswith("watch/")] if watch else []
+    drawn = {*watched, *(name for some in rewards.values() for name in some)}
     times = [name for name in names if name.startswith("time/")]
     page = _template().render(
         run=folder,
         steps=len(rows),
         headline=_headline(result, rows, list(rewards)),
         rewards=[(some, charts.reward(rows, name)) for name, some in rewards.items()],
+        drifts=(watched, charts.drifts(rows, watched, watch["bound"])) if watched else None,
+        watch=watch,
         others=[(name, charts.curve(rows, name)) for name in names if name not in drawn and name not in times],
         result=result,
         grids=[tables.rewards(result), tables.guided(result), tables.probes(result)] if result else [],
         pictures=list(_pictures(folder / "pictures")),
         sides=SIDES,
         times=_shares({name: median(charts.series(rows, name)[1]) for name in times}),
-        config=_read(folder / "config.yaml"),
+        config=config,
         environment=json.loads(_read(folder / "environment.json") or "{}"),
     )
     path = folder / "report.html"
@@ -90,7 +96,8 @@ def _template() -> Template:
 
 def _rewards(names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Each reward, with the metrics that its chart shows."""
-    trained = [n.removeprefix("reward/").removesuffix("/mean") for n in names if n.endswith("/mean")]
+    means = [n.removeprefix("reward/") for n in names if n.startswith("reward/")]
+    trained = [n.removesuffix("/mean") for n in means if n.endswith("/mean")]
     held_out = [n.removeprefix("eval/") for n in names if n.startswith("eval/")]
     for name in dict.fromkeys((*trained, *held_out)):
         yield name, [n for n in (f"reward/{name}/mean", f"reward/{name}/std", f"eval/{name}") if n in names]

@@ -61,9 +61,9 @@ class Gold:
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A scorer that can be checked before it is trusted."""
+    """A scorer that can be checked before it is trusted; None: with these options it cannot."""
 
-    def gold(self) -> Gold: ...
+    def gold(self) -> Gold | None: ...
 
 
 @runtime_checkable
@@ -83,6 +83,10 @@ class FunctionReward:
     columns: tuple[str, ...] = ("score",)
     needs: Set[str] = frozenset()
     scope: Scope = "sample"
+    case: Callable[[], Gold] | None = None
+
+    def gold(self) -> Gold | None:
+        return self.case() if self.case else None
 
     def bind(self, **options: Any) -> FunctionReward:
         """The same function with keyword arguments fixed. TypeError: it does not take them."""
@@ -97,6 +101,6 @@ class FunctionReward:
 def reward(function: Callable[..., Any] | None = None, /, **declared: Any) -> Any:
     """Decorator for `f(images, prompts, metadata)`: lists of N PIL images, strings and dicts -> N numbers.
 
-    Bare, or with what it declares of `columns`, `needs` and `scope`.
+    Bare, or with what it declares of `columns`, `needs`, `scope` and `case`, a function that returns its `Gold`.
     """
     return partial(reward, **declared) if function is None else FunctionReward(function, **declared)

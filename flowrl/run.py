@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,9 +16,11 @@ from flowrl import checkpoint
 from flowrl.config import Config
 from flowrl.evaluate import generate, score
 from flowrl.export import export
+from flowrl.guard import SOUND, roll_back, watchdog
 from flowrl.session import Session, make_accelerator, start
 from flowrl.tell import Teller
 from flowrl.train import train_step
+from flowrl.watchdog import Tripped, Watchdog
 
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
@@ -43,12 +46,15 @@ def check_folder(config: Config, resume: bool, overwrite: bool) -> None:
 
 
 def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
-    """Train and leave the run's folder behind. ValueError: the user's mistake, before any weight is loaded."""
+    """Train and leave the run's folder behind.
+
+    ValueError: the user's mistake, before any weight is loaded. Tripped: the watch ended the run, see `end`.
+    """
     accelerator = make_accelerator(config)
     if accelerator.is_main_process:
         check_folder(config, resume, overwrite)
     accelerator.wait_for_everyone()
-    folder, first, best = config.folder, 0, float("-inf")
+    folder, state = config.folder, {"step": 0, "best": float("-inf")}
     found = checkpoint.complete(folder / "checkpoints")[-1] if resume else None
     if found:
         _refuse_changed(config, folder)
@@ -56,10 +62,11 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     s = start(config, accelerator, said.append)
     if found:
         state = checkpoint.load(found, s.policy, s.optimiser)
-        first, best = state["step"], state["best"]
         said.append(f"going on from {found}")
-        if first >= config.steps:
-            raise ValueError(f"--resume: {found} has done {first} steps and steps = {config.steps}; raise steps")
+        if state["step"] >= config.steps:
+            raise ValueError(
+                f"--resume: {found} has done {state['step']} steps and steps = {config.steps}; raise steps"
+            )
     elif accelerator.is_main_process:
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, now that this one can begin
         folder.mkdir(parents=True)
@@ -67,27 +74,59 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
         (folder / "config.yaml").write_text(config.to_yaml())
         (folder / "environment.json").write_text(json.dumps(environment(s), indent=1))
     accelerator.init_trackers(config.run, {"config": config.to_yaml()})
-    with Teller(folder, accelerator, config.steps, first) as teller:
+    with Teller(folder, accelerator, config.steps, state["step"]) as teller:
         for line in said:
             teller.line(line)
-        for step in range(first, config.steps):
-            metrics, last = train_step(s, step), step + 1 == config.steps
-            if _due(config.evaluate.every, step) or (config.evaluate.every and last):
-                metrics |= held_out(s)
-            teller.row(step, metrics)
-            reached = metrics.get(f"eval/{config.save.best}", best)
-            better = reached > best
-            best = reached if better else best
-            if accelerator.is_main_process:
-                if better:
-                    checkpoint.save(folder / "best", step + 1, s.policy, s.optimiser, {"best": best}, keep=1)
-                if last or _due(config.save.every, step):
-                    keep = config.save.keep
-                    checkpoint.save(folder / "checkpoints", step + 1, s.policy, s.optimiser, {"best": best}, keep)
-    if accelerator.is_main_process:
-        export(s, folder / "export")
-    accelerator.end_training()
+        dog = watchdog(s, state, teller.line)
+        go_through(s, state, dog, teller)
+    end(s, dog)
     return folder
+
+
+def go_through(s: Session, state: Mapping[str, Any], dog: Watchdog, teller: Teller) -> None:
+    """The steps that are left, with their evaluations and checkpoints; the watch may end them early."""
+    c, folder, best = s.config, s.config.folder, state["best"]
+    rolls_back = dog.watch.action == "rollback"
+
+    def keep(where: str, step: int, count: int = 1) -> None:
+        if s.accelerator.is_main_process:
+            extra = {"best": best, "watch": dog.state}
+            checkpoint.save(folder / where, step, s.policy, s.optimiser, extra, count)
+
+    if rolls_back and not (folder / SOUND).exists():
+        keep(SOUND, state["step"])
+    for step in range(state["step"], c.steps):
+        metrics = train_step(s, step)
+        metrics |= dog.see(step, metrics)
+        last = dog.trips or step + 1 == c.steps
+        if _due(c.evaluate.every, step) or (c.evaluate.every and last):
+            metrics |= held_out(s)
+        for sentence in dog.news():
+            teller.line(f"step {step + 1}: {sentence}")
+        teller.row(step, metrics, dog.beyond)
+        reached = metrics.get(f"eval/{c.save.best}", best)
+        if reached > best:
+            best = reached
+            keep("best", step + 1)
+        if last or _due(c.save.every, step):
+            keep("checkpoints", step + 1, c.save.keep)
+            if rolls_back and dog.quiet:
+                keep(SOUND, step + 1)
+        if last:
+            return
+
+
+def end(s: Session, dog: Watchdog) -> None:
+    """Export what the run has come to. Tripped: the watch ended it, and only what it has rolled back to is exported."""
+    done, fate = s.policy.rollouts, "nothing is exported, and --resume watch.action=warn goes on"
+    if dog.trips and dog.watch.action == "rollback":
+        roll_back(s)
+        fate = f"the weights are those after step {s.policy.rollouts} again, before the drift, and exported"
+    if s.accelerator.is_main_process and not (dog.trips and dog.watch.action == "stop"):
+        export(s, s.config.folder / "export")
+    s.accelerator.end_training()
+    if dog.trips:
+        raise Tripped(f"the watch ended the run after step {done}: {dog.verdict}; {fate}")
 
 
 def held_out(s: Session) -> dict[str, float]:
@@ -128,7 +167,7 @@ def _refuse_changed(config: Config, folder: Path) -> None:
     from flowrl.config import load
 
     was, now = load(folder / "config.yaml").dump(), config.dump()
-    changed = [key for key in now if now[key] != was.get(key) and key not in ("steps", "save", "track")]
+    changed = [key for key in now if now[key] != was.get(key) and key not in ("steps", "save", "track", "watch")]
     if changed:
         raise ValueError(
             f"--resume: {', '.join(changed)} differ from {folder / 'config.yaml'}; a resumed run keeps its config"

@@ -22,14 +22,14 @@ from torch import Tensor
 from flowrl import checkpoint, draws, stock
 from flowrl.algorithms._points import ReverseProcess
 from flowrl.bench.step import staged_step
+from flowrl.clock import Clock
 from flowrl.config import Config, resolve
 from flowrl.export import export
 from flowrl.forwards import forwards
 from flowrl.plan import reasons
 from flowrl.session import Session, ask, first_noise, start
 from flowrl.tell import Sums
-from flowrl.train import Clock, rolled_out, train_step, update
-from flowrl.types import Cond, Rollout
+from flowrl.train import rolled_out, train_step, update
 
 RATIO = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}  # |ratio - 1| in batches of another shape than the rollout's
 GRADIENT = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}  # relative, between batches of different shapes
@@ -72,7 +72,7 @@ def small(config: Config, folder: str) -> Config:
     """The run with 4 steps of few prompts in small groups, as few as work, and a reward that needs no model."""
     raw, updates = config.dump(), config.optimiser.updates
     raw |= {"run": f"{folder}/run", "steps": 4, "rewards": [{"name": "jpeg_incompressible"}], "track": ["jsonl"]}
-    raw = {key: value for key, value in raw.items() if key not in ("evaluate", "save")}
+    raw = {key: value for key, value in raw.items() if key not in ("evaluate", "save", "watch")}
     own, least = config.data.group_size, 2 * updates * -(-2 // updates)
     sizes = (own,) if config.data.pairs else (least, own)
     shares = ({"group_size": size, "prompts_per_step": n} for size, n in product(sizes, (2, 2 * updates)))
@@ -105,7 +105,7 @@ def ratio_is_1_before_the_first_update(s: Session) -> list[Check]:
     """Exactly, where a batch of the update is one of the rollout; nearly in other batches."""
     size, few = s.config.data.prompts_per_step * s.config.data.group_size, 3
     same = replace(s, plan=replace(s.plan, rows_per_forward=size))
-    rollout, cond = _rollout(same, 0)
+    rollout, cond = rolled_out(same, 0, Clock(), Sums())
     worst = {}
     for rows, updates in ((size, 1), (few, s.config.optimiser.updates)):
         off = []
@@ -156,7 +156,7 @@ def no_forward_is_run_twice(s: Session, step: int) -> Check:
 
 def gradient_does_not_depend_on_the_split(s: Session) -> Check:
     """One update on a whole rollout, row by row, in threes and at once; the weights are put back."""
-    rollout, cond = _rollout(s, s.config.steps)
+    rollout, cond = rolled_out(s, s.config.steps, Clock(), Sums())
     key = s.config.seed, s.config.steps
     point = next(s.config.algorithm.points(rollout, cond[rollout.roots.prompt], 1, key))
     policy, optimiser = copy.deepcopy(s.policy.state()), copy.deepcopy(s.optimiser.state_dict())
@@ -197,8 +197,3 @@ def _near(name: str, s: Session, x: Tensor, y: Tensor, base: Tensor | None = Non
     moved = base is None or float((x - base).abs().max()) / scale > 2 * wanted
     measured = f"off by {off:.2g}" if moved else "the weights changed nothing"
     return Check(name, moved and off <= wanted, measured, f"<= {wanted:g}")
-
-
-def _rollout(s: Session, step: int) -> tuple[Rollout, Cond]:
-    """A judged rollout and its condition."""
-    return rolled_out(s, step, Clock(), Sums())

@@ -31,6 +31,7 @@ def theirs(s: Session, pipeline: Any) -> Tensor:
     """The same latents by a stock pipeline with its scheduler replaced by the first-order one of the same config."""
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config)
     pipeline.set_progress_bar_config(disable=True)
+    pipeline.to(s.accelerator.device)  # text encoders that live elsewhere, which it does not expect
     autocast = s.policy.autocast
     with torch.autocast(s.accelerator.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
         return pipeline(

@@ -27,10 +27,14 @@ class Sums:
 
     def spread(self, name: str, values: Tensor) -> None:
         """Add values [N] with NaN = none to name/mean, name/std and name/nan_frac."""
-        seen = values[~values.isnan()].double()  # the square of a mean cancels most digits
-        self.mean(f"{name}/mean", seen)
-        self.mean(f"{name}/square", seen.square())
+        self.moments(name, values[~values.isnan()])
         self.mean(f"{name}/nan_frac", values.isnan().float())
+
+    def moments(self, name: str, values: Tensor) -> None:
+        """Add values [N] to name/mean and name/std."""
+        values = values.double()  # the square of a mean cancels most digits
+        self.mean(f"{name}/mean", values)
+        self.mean(f"{name}/square", values.square())
 
     def reduced(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """{name: weighted mean over all ranks}, a mean of nothing left out; `total` sums a tensor over them."""
@@ -71,13 +75,14 @@ class Teller:
     def line(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One step's metrics."""
+    def row(self, step: int, metrics: Mapping[str, float], beyond: Mapping[str, float]) -> None:
+        """One step's metrics; `beyond` are the drifts that are to be seen at once."""
         if self.main:
             with open(self.path, "a") as f:
                 f.write(json.dumps({"step": step, **metrics}) + "\n")
         self.accelerator.log(dict(metrics), step=step)
-        said = "  ".join(f"{name.split('/', 1)[1]} {metrics[name]:.3f}" for name in self._worth_saying(metrics))
+        means = [f"{name.split('/', 1)[1]} {metrics[name]:.3f}" for name in self._worth_saying(metrics)]
+        said = "  ".join([*means, *(f"{name} drift {drift:+.1f}" for name, drift in beyond.items())])
         self.bar.update(self.task, completed=step + 1, description=said)
         if self.main and not self.console.is_terminal and ((step + 1) % max(1, self.steps // 10) == 0):
             self.line(f"step {step + 1}/{self.steps}  {said}")

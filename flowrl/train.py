@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from flowrl import offline
+from flowrl import offline, online
 from flowrl.algorithms._objective import Objective
-from flowrl.credit import edge_advantages, group_advantages
+from flowrl.clock import Clock
 from flowrl.policy import Policy
 from flowrl.registry import REGULARISERS
 from flowrl.regularise import norm_ratio
-from flowrl.rewards import Media
-from flowrl.sample import sample
-from flowrl.session import Session, ask, first_noise
+from flowrl.session import Session, ask
 from flowrl.tell import Sums
-from flowrl.types import Cond, Point, Prompt, Rollout, Roots
+from flowrl.types import Cond, Point, Rollout
 
 
 class Diverged(ValueError):
@@ -42,50 +39,13 @@ def train_step(s: Session, step: int, clock: Clock | None = None) -> dict[str, f
 
 def rolled_out(s: Session, step: int, clock: Clock, sums: Sums) -> tuple[Rollout, Cond]:
     """What a step learns from: samples with their credit, or pairs of pictures that are given; and its condition."""
-    doing, judging, crediting = (offline.act, offline.judge, offline.credit) if s.pairs else (act, judge, credit)
+    way = offline if s.pairs else online
     with clock("ask"):
         prompts, roots = ask(s, step)
         cond = s.adapter.encode(prompts)
-    with clock("act"):
-        rollout = doing(s, cond, roots, step)
-    with clock("judge"):
-        rollout = judging(s, rollout, prompts, sums)
+    rollout = way.judged(s, cond, roots, prompts, step, clock, sums)
     with clock("credit"):
-        return crediting(s, rollout, sums), cond
-
-
-def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
-    """Samples from the policy that acts, with its stochastic steps on record."""
-    c = s.config
-    noise = first_noise(s, roots, step)
-    with s.policy.reading(c.algorithm.acts_with):
-        return sample(
-            s.velocity, noise, cond[roots.prompt], roots, s.adapter.grid(c.sampler.steps), c.sampler.plan(c.seed, step),
-            c.sampler, (c.seed, step), keep_v=c.algorithm.keep_v, version=s.policy.versions[c.algorithm.acts_with],
-        )  # fmt: skip
-
-
-def judge(s: Session, rollout: Rollout, prompts: list[Prompt], sums: Sums) -> Rollout:
-    """Reward columns of the samples, NaN where a scorer gave no verdict."""
-    row, group = rollout.prompt.cpu(), rollout.group.cpu()
-    verdicts = s.rewards(Media(s.adapter.decode(rollout.x0)), [prompts[i] for i in row.tolist()], group)
-    for name, column in zip(s.columns, verdicts.scores.T, strict=True):
-        sums.spread(f"reward/{name}", column)
-    return replace(rollout, rewards=verdicts.scores)
-
-
-def credit(s: Session, rollout: Rollout, sums: Sums) -> Rollout:
-    """Advantages and weights of samples and, by back-up, of edges."""
-    c, edges, device = s.config.credit, rollout.edges, rollout.x0.device
-    columns = rollout.rewards.new_tensor(s.rewards.weights)
-    group = rollout.group.cpu()
-    adv, weight = group_advantages(rollout.rewards, group, columns, c.normalise, c.clip, s.total)
-    flat = torch.zeros(int(group.max()) + 1).index_add(0, group, (adv * weight).abs())[group.unique()] == 0
-    sums.mean("credit/zero_std_frac", flat.float())
-    adv, weight = adv.to(device), weight.to(device)
-    tree = rollout.states.root[edges.state]
-    edge_adv, edge_weight = edge_advantages(adv, weight, rollout.leaf, edges, tree, c.backup)
-    return replace(rollout, adv=adv, weight=weight, edges=replace(edges, adv=edge_adv, weight=edge_weight))
+        return way.credit(s, rollout, sums), cond
 
 
 def learn(s: Session, rollout: Rollout, cond: Cond, step: int, sums: Sums) -> None:
@@ -177,23 +137,3 @@ def tell_norms(part: Point, sums: Sums) -> None:
     for k, name in enumerate(("0.00-0.25", "0.25-0.50", "0.50-0.75", "0.75-1.00")):
         inside = (part.t * 4).long().clamp(max=3) == k
         sums.mean(f"train/v_norm_ratio/t_{name}", ratio, weight * inside)
-
-
-class Clock:
-    """Seconds by stage, as time/<stage>."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begun = now()
-        yield
-        self.seconds[f"time/{stage}"] = now() - begun
-
-
-def now() -> float:
-    """Seconds, once the device is idle."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()

@@ -17,11 +17,15 @@ from functools import partial
 from itertools import chain
 from numbers import Real
 from threading import Thread
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from flowrl.wire import plain
+
+T = TypeVar("T")
 
 
 class RewardError(ValueError):
@@ -33,7 +37,11 @@ class Raised(RewardError):
 
 
 class Hung(RewardError):
-    """The scorer did not answer before its deadline."""
+    """The scorer did not answer before its deadline, or cannot be had."""
+
+
+class Unavailable(Exception):
+    """What a scorer raises where asking it again, now or sample by sample, is of no use: its server is down, say."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,9 @@ class Verdicts:
     scores: Tensor  # [N, R] float32 on the CPU, NaN = no verdict
     failures: Mapping[str, int]  # samples without a verdict of their own, per scorer
     constant: tuple[str, ...]  # columns whose scores are all equal: no signal in them
+
+
+Judged = tuple[Tensor, dict[int, RewardError]]  # scores [N, C], and why a sample has none
 
 
 def is_constant(column: Tensor) -> bool:
@@ -67,9 +78,9 @@ def random_states_kept() -> Iterator[None]:
             np.random.set_state(legacy)
 
 
-def _within(seconds: float, call: Callable[[], Any], samples: str) -> Any:
-    """The value of `call`, run in inference mode in a daemon thread, which a deadline leaves behind."""
-    answer: Future[Any] = Future()
+def background(call: Callable[[], T]) -> Future[T]:
+    """The value of `call` to come, from a daemon thread in inference mode."""
+    answer: Future[T] = Future()
     device = _device()
 
     def work() -> None:
@@ -80,9 +91,17 @@ def _within(seconds: float, call: Callable[[], Any], samples: str) -> Any:
             answer.set_exception(error)
 
     Thread(target=work, daemon=True).start()
+    return answer
+
+
+def _within(seconds: float, call: Callable[[], Any], samples: str) -> Any:
+    """The value of `call`, unless a deadline leaves it behind."""
+    answer = background(call)
     if not wait([answer], seconds).done:
         raise Hung(f"did not answer within {seconds:g} s for {samples}; raise its `timeout` if it is only slow")
     error = answer.exception()
+    if isinstance(error, Unavailable):
+        raise Hung(f"{error}, for {samples}") from error
     if error is not None:
         raise Raised(f"raised {type(error).__name__}: {error}, for {samples}") from error
     return answer.result()
@@ -98,7 +117,7 @@ def judge(
     retries: int,
     split: bool,
     stop: bool,
-) -> tuple[Tensor, dict[int, RewardError]]:
+) -> Judged:
     """Scores [N, C] of N named samples, and an error for each that has no verdict; `calls` are the rows of each call.
 
     A call that fails is repeated. One that still raises is asked sample by sample, if it may be `split`: one bad sample
@@ -127,20 +146,6 @@ def judge(
     return scores, errors
 
 
-@runtime_checkable
-class _Array(Protocol):
-    """torch on any device, numpy, and whatever else copies itself into plain numbers."""
-
-    def tolist(self) -> Any: ...
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and sequences as nested lists of Python objects."""
-    if isinstance(value, _Array):
-        value = value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def _row(value: Any, width: int) -> Tensor | None:
     """The finite numbers of one sample as float32 [width], None if `value` is anything else; a bool is no number."""
     cells = value if isinstance(value, list) else [value]
@@ -155,7 +160,7 @@ def coerce(value: Any, samples: Sequence[str], columns: Sequence[str]) -> tuple[
 
     RewardError: there is not one row for each sample. Nothing is broadcast, cut or filled in.
     """
-    rows = _plain(value)
+    rows = plain(value)
     if not isinstance(rows, list):
         raise RewardError(f"returned {_show(value)} for {_span(samples)}, wanted one score for each sample")
     if len(rows) != len(samples):

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.clock import Clock
 from flowrl.config import Config
 from flowrl.session import Session, start
 from flowrl.tell import Sums
-from flowrl.train import Clock, bound_parts, rolled_out
+from flowrl.train import bound_parts, rolled_out
 
 
 def measure(config: Config, rollouts: int = 16) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from flowrl.clock import Clock, now
 from flowrl.config import Config
 from flowrl.session import Session, start
-from flowrl.train import Clock, now, train_step
+from flowrl.train import train_step
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Meter(Clock):
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        self.tally = self.tallies[stage] = Tally()
+        self.tally = self.tallies.setdefault(stage, Tally())
         with super().__call__(stage):
             yield
         self.tally.wall_s = self.seconds[f"time/{stage}"]

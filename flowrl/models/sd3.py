@@ -28,6 +28,7 @@ class SD3:
     resolution: int | None = None  # pixels, the model's own where null
     max_sequence_length: int = 256  # T5 tokens; without T5 the stock pipeline attends to as many zero rows
     revision: str | None = None
+    text_device: str | None = None  # of the text encoders, such as cpu or cuda:1; null: with the network
     decode_batch: int = 32
 
     def __post_init__(self) -> None:
@@ -45,7 +46,11 @@ class SD3:
             pipeline = StableDiffusion3Pipeline.from_pretrained(
                 path, revision=self.revision, torch_dtype=dtype, **absent
             )
-        return SD3Adapter(self, pipeline.to(device))
+        pipeline.to(device)
+        for encoder in (pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
+            if encoder is not None:
+                encoder.to(self.text_device or device)
+        return SD3Adapter(self, pipeline)
 
 
 class SD3Adapter:
@@ -101,11 +106,11 @@ class SD3Adapter:
 
     def _embed(self, texts: list[str]) -> tuple[Tensor, Tensor]:
         embeddings: Any = self.pipeline.encode_prompt(
-            texts, texts, texts, device=self.device, do_classifier_free_guidance=False,
+            texts, texts, texts, device=self.pipeline.text_encoder.device, do_classifier_free_guidance=False,
             max_sequence_length=self.config.max_sequence_length,
         )  # fmt: skip
         sequence, _, pooled, _ = embeddings
-        return sequence, pooled
+        return sequence.to(self.device), pooled.to(self.device)
 
     def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
         context = [cond.gather("text"), cond.gather("pooled")]

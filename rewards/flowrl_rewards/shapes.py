@@ -14,8 +14,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.rewards import Media, reward
+from flowrl.rewards import Gold, Media, reward
 from flowrl.types import Prompt
+
+
+def known() -> Gold:
+    """A true scene, and a grey picture in its place."""
+    from flowrl.zoo import shapes
+
+    prompt = shapes.prompts("train")[0]
+    images = torch.full((2, shapes.SIZE, shapes.SIZE, 3), 128, dtype=torch.uint8)
+    images[0] = torch.from_numpy(shapes.picture(prompt.metadata["scene"], np.random.default_rng(0)))
+    score = torch.tensor([[1.0], [0.0]])
+    return Gold(Media(images.permute(0, 3, 1, 2).contiguous()), [prompt, prompt], score - 1e-3, score + 1e-3)
 
 
 @dataclass(frozen=True)
@@ -35,14 +46,17 @@ class Shapes:
         partial_credit, strict_credit = _verify(media.images, [prompt.metadata for prompt in prompts])
         return self.partial * partial_credit + (1 - self.partial) * strict_credit
 
+    def gold(self) -> Gold:
+        return known()
 
-@reward(needs={"scene"})
+
+@reward(needs={"scene"}, case=known)
 def strict(images: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
     """1 for exactly the scene that was asked for, else 0."""
     return _verify(_tensor(images), metadata)[1]
 
 
-@reward(needs={"scene"})
+@reward(needs={"scene"}, case=known)
 def partial(images: Sequence[Image.Image], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
     """The mean of the credits for count, shapes, colours, objects and relation."""
     return _verify(_tensor(images), metadata)[0]

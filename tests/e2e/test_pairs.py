@@ -14,11 +14,12 @@ from PIL import Image
 from torch.testing import assert_close
 
 from flowrl import checkpoint, report, run, selftest
+from flowrl.clock import Clock
 from flowrl.forwards import Count, forwards
 from flowrl.models.sd3 import SD3
 from flowrl.session import start
 from flowrl.tell import Sums
-from flowrl.train import Clock, rolled_out, train_step
+from flowrl.train import rolled_out, train_step
 from flowrl.zoo import shapes
 from tests.tiny import NFT, PROMPTS, config
 

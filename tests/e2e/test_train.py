@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
-from flowrl import checkpoint, run, train
+from flowrl import checkpoint, online, run, train
+from flowrl.bench.step import staged_step
 from flowrl.cli import app
+from flowrl.clock import Clock
 from flowrl.forwards import forwards
 from flowrl.session import start
 from flowrl.tell import Sums
@@ -142,7 +145,7 @@ def silent(images, prompts, metadata):
 def starved(tmp_path, tiny, function, policy, *overrides):
     path = tmp_path / "starved.py"
     path.write_text(STARVED)
-    reward = json.dumps([{"name": f"{path}:{function}", "on_failure": policy}])
+    reward = json.dumps([{"name": f"{path}:{function}", "on_failure": policy, "budget": 1}])
     return config(tmp_path, tiny, f"rewards={reward}", *overrides)
 
 
@@ -150,7 +153,7 @@ def starved(tmp_path, tiny, function, policy, *overrides):
 @pytest.mark.parametrize("policy, lost", [("drop_sample", [2]), ("drop_group", [0, 1, 2, 3])])
 def test_a_sample_without_a_verdict_weighs_nothing(tiny, tmp_path, policy, lost, recipe):
     s, sums = start(starved(tmp_path, tiny, "score", policy, *recipe)), Sums()
-    rollout, _ = train.rolled_out(s, 0, train.Clock(), sums)
+    rollout, _ = train.rolled_out(s, 0, Clock(), sums)
     assert (rollout.weight == 0).nonzero().flatten().tolist() == lost
     assert not rollout.adv[lost].any() and torch.isfinite(rollout.adv).all()
     assert_close(rollout.adv.view(2, 4).sum(1), torch.zeros(2), atol=1e-5, rtol=0)  # centred over the survivors
@@ -185,6 +188,60 @@ def test_updates_without_a_pair_are_counted_and_end_nothing(tiny, tmp_path):
     s, rows = trained(starved(tmp_path, tiny, "equal", "drop_sample", *dpo), 4)
     assert [row["train/skipped"] for row in rows] == [1] * 4
     assert torch.equal(weights(s), weights(s, "ref"))
+
+
+SLOW = """
+import time
+
+import numpy as np
+
+
+def score(images, prompts, metadata):
+    time.sleep(0.25)
+    return [float(np.asarray(image).mean()) for image in images]
+"""
+
+
+def test_scorers_work_while_the_next_portion_is_sampled(tiny, tmp_path, monkeypatch):
+    """Four portions, each 0.25 s of sampling and 0.25 s of judging: 5 quarters in the place of 8."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    rewards = json.dumps([{"name": f"{tmp_path}/slow.py:score"}])
+    s = start(config(tmp_path, tiny, f"rewards={rewards}", "data.prompts_per_step=4", "compute.prompts_at_once=1"))
+    act = online.act
+
+    def acting(*args):
+        time.sleep(0.25)
+        return act(*args)
+
+    monkeypatch.setattr(online, "act", acting)
+    begun = time.perf_counter()
+    train.rolled_out(s, 0, Clock(), Sums())
+    assert 1.25 <= time.perf_counter() - begun < 1.75
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_portions_are_the_rollout(tiny, tmp_path, recipe):
+    """The same samples, states and edges, whatever is sampled together."""
+    whole, parted = (
+        start(config(tmp_path, tiny, *recipe, "data.prompts_per_step=3", f"compute.prompts_at_once={n}"))
+        for n in ("null", 2)
+    )
+    a, b = (train.rolled_out(s, 0, Clock(), Sums())[0] for s in (whole, parted))
+    assert a.group.equal(b.group) and a.roots.index.equal(b.roots.index)
+    for name in ("x0", "rewards", "adv", "weight"):
+        assert_close(getattr(a, name), getattr(b, name), rtol=1e-4, atol=1e-4)
+    assert a.leaf.numel() == b.leaf.numel() and (b.edges.parent[b.leaf[b.leaf >= 0]] < len(b.edges.logp)).all()
+    for r in (a, b):  # a leaf's edge leaves a state of the leaf's own root, and leads back to its first edge
+        kept = r.leaf >= 0
+        assert r.states.root[r.edges.state[r.leaf[kept]]].equal(r.root[kept])
+        above = r.edges.parent[r.leaf[kept]]
+        inner = above >= 0
+        assert r.states.root[r.edges.state[above[inner]]].equal(r.root[kept][inner])
+        assert_close(r.states.x[r.edges.state[r.leaf[kept]]][inner], r.edges.x_next[above[inner]])
+    first, second = (train.train_step(s, 0) for s in (whole, parted))
+    assert first["train/grad_norm"] == pytest.approx(second["train/grad_norm"], rel=1e-3)
+    seen, planned = staged_step(parted, 1), forwards(parted.config, 1)
+    assert (seen["act"].rows, seen["act"].forwards) == (planned.rollout.rows, planned.rollout.calls)
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_and_ends_the_run_in_time(tiny, tmp_path):

@@ -14,6 +14,7 @@ from torch import nn
 from flowrl import draws, train
 from flowrl.credit import alone
 from flowrl.forwards import Count, forwards
+from flowrl.online import credit
 from flowrl.plan import plan
 from flowrl.policy import LoRA, Policy
 from flowrl.registry import ALGORITHMS, REGULARISERS
@@ -94,7 +95,7 @@ def rollout(s, step):
             c.sampler, (0, step), keep_v=c.algorithm.keep_v, version=s.policy.versions[c.algorithm.acts_with],
         )  # fmt: skip
     g = torch.Generator().manual_seed(step)
-    return train.credit(s, replace(found, rewards=torch.randn(len(found.x0), 1, generator=g)), Sums()), Cond({}, group)
+    return credit(s, replace(found, rewards=torch.randn(len(found.x0), 1, generator=g)), Sums()), Cond({}, group)
 
 
 class Rewards:

@@ -18,11 +18,11 @@ from flowrl.algorithms._surrogates import PPO, PSPO, SPO
 from flowrl.algorithms._surveyed import LPO, M2PO, P3O
 from flowrl.algorithms.flow_grpo import FlowGRPO
 from flowrl.algorithms.nft import NFT
-from flowrl.bank import RewardSpec
 from flowrl.config import Config, load, resolve
 from flowrl.config_file import PACKAGED, ConfigError, override, read, write
 from flowrl.policy import LoRA
 from flowrl.sample import Sampler, Window
+from flowrl.scorers import RewardSpec
 
 
 @dataclass(frozen=True, kw_only=True)

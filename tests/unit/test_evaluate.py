@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flowrl.bank import RewardBank, RewardSpec
+from flowrl.bank import RewardBank
 from flowrl.evaluate import ceiling, compare, interval, score
+from flowrl.scorers import RewardSpec
 from flowrl.types import Prompt
 from flowrl.watch import PROBES, diversity
 from flowrl.zoo import shapes

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flowrl.bank import RewardBank, RewardSpec
+from flowrl.bank import RewardBank
 from flowrl.registry import REWARDS
-from flowrl.rewards import Media, reward
+from flowrl.rewards import Gold, Media, reward
+from flowrl.scorers import RewardSpec
 from flowrl.types import Prompt
-from flowrl.verdicts import RewardError
+from flowrl.verdicts import RewardError, Unavailable
 from flowrl.zoo.shapes import picture, prompts
 
 N = 6
@@ -35,8 +36,8 @@ def bank(monkeypatch):
 
     def build(*scorers, **rules):
         named = {f"r{i}": scorer for i, scorer in enumerate(scorers)}
-        monkeypatch.setattr("flowrl.bank.REWARDS", named)
-        return RewardBank([RewardSpec(name=name, **rules) for name in named])
+        monkeypatch.setattr("flowrl.scorers.REWARDS", named)
+        return RewardBank([RewardSpec(name=name, **{"budget": 1.0, **rules}) for name in named])
 
     return build
 
@@ -127,9 +128,89 @@ def test_one_bad_verdict_costs_what_the_policy_says(bank, value, policy, lost):
         return
     verdicts = judges(*batch(), GROUPS)
     kept = [row for row in range(N) if row not in lost]
-    assert verdicts.scores[lost].isnan().all()
-    assert verdicts.scores[kept].tolist() == [[float(row), row + 1.0] for row in kept]
+    assert verdicts.scores[lost, 0].isnan().all()
+    assert verdicts.scores[kept, 0].tolist() == [float(row) for row in kept]
+    assert verdicts.scores[:, 1].tolist() == [row + 1.0 for row in range(N)], "the other scorer's verdicts stand"
     assert verdicts.failures == {"r0": 1, "r1": 0}
+
+
+@pytest.mark.parametrize("policy", ["drop_sample", "drop_group"])
+def test_a_budget_bounds_what_may_be_lost(bank, policy):
+    value = constant([None, None, 2.0, 3.0, 4.0, None])
+    assert bank(value, on_failure=policy, budget=0.5)(*batch(), GROUPS).failures == {"r0": 3}
+    with pytest.raises(RewardError, match=r"^reward 'r0' returned None .* 3 of 6 samples, over budget = 0.4"):
+        bank(value, on_failure=policy, budget=0.4)(*batch(), GROUPS)
+
+
+def test_portions_are_judged_as_one(bank, caplog):
+    """Failures and flat columns are those of the whole; a scorer is asked one portion at a time."""
+    busy, groups = [], torch.tensor([0, 0, 1, 1, 2, 2])
+
+    def counts(images, prompts, metadata):
+        busy.append(1)
+        time.sleep(0.02)
+        assert len(busy) == 1
+        busy.pop()
+        return [None if row["target"] == 3 else 1.0 + (row["target"] == 5) for row in metadata]
+
+    judges, (media, prompts) = bank(counts, on_failure="drop_group", retries=0), batch()
+    rows = [[0, 1], [2, 3], [4, 5]]
+    asked = [judges.ask(media[r], [prompts[i] for i in r], groups[r]) for r in rows]
+    verdicts = judges.verdicts(asked)
+    assert verdicts.scores.flatten().isnan().tolist() == [False, False, True, True, False, False]
+    assert verdicts.scores[[0, 1, 4, 5], 0].tolist() == [1, 1, 1, 2] and not verdicts.constant
+
+
+class Golden:
+    """Scores 1 and 2, and says what they should be; lacks what `absent` says."""
+
+    columns, needs, scope = ("score",), frozenset(), "sample"
+
+    def __init__(self, upper=2.0, absent=()):
+        self.upper, self.absent = upper, absent
+
+    def __call__(self, media, prompts):
+        return torch.arange(1.0, len(prompts) + 1)
+
+    def missing(self):
+        return self.absent
+
+    def gold(self):
+        return Gold(*batch(2), torch.tensor([[1.0], [1.5]]), torch.tensor([[1.0], [self.upper]]))
+
+
+def test_a_scorer_that_fails_its_gold_case_ends_the_start(bank):
+    bank(Golden).check([])
+    with pytest.raises(ValueError, match="'r0' fails its own check: .* gold sample 1 is 2, wanted 1.5 to 1.9"):
+        bank(Golden, options={"upper": 1.9}).check([])
+
+
+def test_a_scorer_that_lacks_something_is_refused_with_all_of_it(bank):
+    with pytest.raises(ValueError, match="reward 'r0': no a; reward 'r0': no b"):
+        bank(Golden, options={"absent": ["no a", "no b"]})
+
+
+def test_a_label_names_the_columns_and_tells_two_of_a_kind_apart(monkeypatch):
+    monkeypatch.setattr("flowrl.scorers.REWARDS", {"scaled": scaled})
+    rows = [RewardSpec(name="scaled", label=f"x{k}", options={"scale": float(k)}) for k in (1, 2)]
+    bank = RewardBank(rows)
+    assert bank.columns == ("x1", "x2")
+    with pytest.raises(ValueError, match="reward 'scaled' is given 2 times.*give each its own `label`"):
+        RewardBank([RewardSpec(name="scaled"), RewardSpec(name="scaled", options={"scale": 2.0})])
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"url": "http://127.0.0.1:1", "python": "python3"}, "exclude each other"),
+        ({"url": "http://127.0.0.1:1", "options": {"a": 1}}, "give options where the scorer runs"),
+        ({"token_env": "T"}, "token_env = T is of a url"),
+    ],
+    ids=["two places", "options elsewhere", "token of nothing"],
+)
+def test_a_scorer_runs_in_one_place(row, message):
+    with pytest.raises(ValueError, match=message):
+        RewardSpec(name="r", **row)
 
 
 def test_a_failure_that_costs_samples_is_logged_with_its_value(bank, caplog):
@@ -155,8 +236,8 @@ def test_permuting_a_batch_permutes_the_verdicts(order, size, bad, policy):
         return [g + int(p.split()[1]) for g, p in zip(grey(images, prompts, metadata), prompts, strict=True)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowrl.bank.REWARDS", {"picky": picky})
-        judges = RewardBank([RewardSpec(name="picky", batch=size, on_failure=policy, retries=0)])
+        patch.setattr("flowrl.scorers.REWARDS", {"picky": picky})
+        judges = RewardBank([RewardSpec(name="picky", batch=size, on_failure=policy, retries=0, budget=1.0)])
         media, rows = batch()
         straight = judges(media, rows, GROUPS)
         permuted = judges(media[order], [rows[i] for i in order], GROUPS[order])
@@ -295,6 +376,19 @@ def test_retries_are_bounded(bank, retries):
     ):
         judges(*batch(), GROUPS)
     assert calls == [N] * (retries + 1) + [1]
+
+
+def test_a_scorer_that_cannot_be_had_is_asked_once(bank):
+    calls = []
+
+    def gone(images, prompts, metadata):
+        calls.append(len(images))
+        raise Unavailable("the server is down")
+
+    verdicts = bank(gone, on_failure="drop_sample", batch=2, retries=3)(*batch(), GROUPS)
+    assert calls == [2] and verdicts.failures == {"r0": N}
+    with pytest.raises(RewardError, match=r"^reward 'r0' the server is down, for sample"):
+        bank(gone)(*batch(), GROUPS)
 
 
 def test_a_scorer_that_recovers_is_as_good_as_one_that_never_failed(bank):
