@@ -19,7 +19,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from flowrl.remote import Remote
-from flowrl.rewards import Media
+from flowrl.rewards import Media, Scope
 from flowrl.types import Prompt
 from flowrl.verdicts import Unavailable
 
@@ -43,7 +43,8 @@ class Isolated:
         self._worker = self._start()
         self._turn = Lock()
         remote = self._worker.remote
-        self.columns, self.needs, self.scope = remote.columns, remote.needs, remote.scope
+        self.columns, self.needs = remote.columns, remote.needs
+        self.scope: Scope = remote.scope
 
     def __call__(self, media: Media, prompts: Sequence[Prompt]) -> Tensor:
         """[N, C] float64. Unavailable: there was no answer in time. Ended: twice. ValueError: the scorer raised."""

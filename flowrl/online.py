@@ -18,7 +18,7 @@ from flowrl.rewards import Media
 from flowrl.sample import sample
 from flowrl.session import Session, first_noise
 from flowrl.tell import Sums
-from flowrl.types import Cond, Edges, Prompt, Rollout, Roots, States
+from flowrl.types import Cond, Prompt, Rollout, Roots
 from flowrl.verdicts import random_states_kept
 
 
@@ -87,7 +87,7 @@ def _shifted(index: Tensor, by: int) -> Tensor:
 def _catenated(tables: list[Any]) -> Any:
     """Tables of equal columns, one under the other; a column that the first does not keep is kept by none."""
     columns = {one.name: [getattr(table, one.name) for table in tables] for one in fields(tables[0])}
-    kind: type[Roots | States | Edges] = type(tables[0])
+    kind: Any = type(tables[0])
     return kind(**{name: None if parts[0] is None else torch.cat(parts) for name, parts in columns.items()})
 
 

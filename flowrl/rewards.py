@@ -42,9 +42,14 @@ class Reward(Protocol):
     The key "source" is the picture that an edit started from, a PIL image.
     """
 
-    columns: tuple[str, ...]
-    needs: Set[str]
-    scope: Scope
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def needs(self) -> Set[str]: ...
+
+    @property
+    def scope(self) -> Scope: ...
 
     def __call__(self, media: Media, prompts: Sequence[Prompt]) -> Any: ...
 
