@@ -23,7 +23,7 @@ from torch import Tensor
 from flowrl.rewards import Media, Provisioned
 from flowrl.scorers import RewardSpec, build, judging, off_gold, refuse_repeats
 from flowrl.types import Prompt
-from flowrl.verdicts import Judged, RewardError, Verdicts, background, is_constant, random_states_kept
+from flowrl.verdicts import Hung, Judged, RewardError, Verdicts, background, is_constant, random_states_kept
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class RewardBank:
             for column in scorer.columns
         )
         self.weights = tuple(spec.weight for spec, scorer in self.scorers for _ in scorer.columns)
-        self._turns = [Lock() for _ in specs]  # a scorer is asked one thing at a time
+        self._turns = [Turn() for _ in specs]
         self._told: set[str] = set()
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -82,14 +82,15 @@ class RewardBank:
         with random_states_kept():
             return self.verdicts([self.ask(media, prompts, groups.cpu())])
 
-    def ask(self, media: Media, prompts: Sequence[Prompt], groups: Tensor) -> Asked:
-        """Set all scorers to work on N samples of whole groups [N], and return at once.
+    def ask(self, media: Media, prompts: Sequence[Prompt], groups: Tensor, total: int | None = None) -> Asked:
+        """Set all scorers to work on N samples of whole groups [N], of `total` in all, and return at once.
 
         Until they are done, `random_states_kept` is for the caller to enter: scorers may draw from the global states.
         """
         answers = []
         for turn, (spec, scorer) in zip(self._turns, self.scorers, strict=True):
-            answers.append(background(partial(_in_turn, turn, judging(spec, scorer, media, prompts, groups))))
+            work = judging(spec, scorer, media, prompts, groups, total or len(prompts))
+            answers.append(background(partial(turn.take, work, len(prompts), len(scorer.columns))))
         return Asked(prompts, groups, answers)
 
     def verdicts(self, asked: Sequence[Asked]) -> Verdicts:
@@ -113,9 +114,20 @@ class RewardBank:
         return Verdicts(scores, failures, tuple(constant))
 
 
-def _in_turn(turn: Lock, work: Callable[[], Judged]) -> Judged:
-    with turn:
-        return work()
+class Turn:
+    """A scorer is asked one thing at a time, and nothing while a call that was given up is still inside it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._late: Hung | None = None
+
+    def take(self, work: Callable[[], Judged], samples: int, columns: int) -> Judged:
+        with self._lock:
+            if self._late and self._late.call and not self._late.call.done():
+                return torch.full((samples, columns), math.nan), dict.fromkeys(range(samples), self._late)
+            scores, errors = work()
+            self._late = next((error for error in errors.values() if isinstance(error, Hung)), None)
+            return scores, errors
 
 
 def _rejoined(answers: Sequence[Judged]) -> Judged:

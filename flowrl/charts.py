@@ -13,6 +13,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from flowrl.watchdog import harm
+
 Rows = Sequence[dict[str, float]]  # of metrics.jsonl
 
 COLOURS = {"#010203": "currentColor", "#010204": "var(--accent)", "#010205": "var(--second)"}  # drawn: shown
@@ -60,7 +62,11 @@ def drifts(rows: Rows, names: Sequence[str], bound: float) -> Markup:
         axes.axhspan(-bound, bound, color=ACCENT, alpha=0.1, linewidth=0)
         for name, dashes in zip(names, cycle(DASHES)):
             x, y = series(rows, name)
-            look = {"color": SECOND, "linewidth": 1.6} if max(map(abs, y)) > bound else {"color": INK, "alpha": 0.5}
+            look = (
+                {"color": SECOND, "linewidth": 1.6}
+                if max(harm(name.removeprefix("watch/"), d) for d in y) > bound
+                else {"color": INK, "alpha": 0.5}
+            )
             axes.plot(
                 x, y, label=name.removeprefix("watch/"), linestyle=dashes, marker=_marker(x), markersize=3, **look
             )

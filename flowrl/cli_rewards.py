@@ -44,7 +44,7 @@ def check(
                 typer.echo(f"-     {one}: {trials.described(one)[-1]}")
                 continue
             trial = trials.trial(RewardSpec(name=one, options=override({}, options or [])))
-            failed |= bool(trial.failures)
+            failed |= bool(trial.failures) or (name is not None and not trial.tried)
             said = "; ".join([*trial.failures, trial.note]).strip("; ")
             time = f"{trial.ms:.1f} ms a picture" if trial.tried else ""
             state = "FAIL" if trial.failures else "ok  " if trial.tried else "-   "
@@ -55,8 +55,10 @@ def check(
 @rewards.command("serve")
 def serve_reward(
     name: Annotated[str, typer.Argument(help="A reward's name, package.module:name or path/file.py:name.")],
+    options: Annotated[list[str] | None, typer.Argument(help="Its options, such as path=/my/weights.")] = None,
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8123,
     host: Annotated[str, typer.Option(help="Other than loopback needs --token-env.")] = "127.0.0.1",
+    timeout: Annotated[float, typer.Option(help="Seconds that a call of the scorer may take.")] = 300.0,
     token_env: Annotated[str | None, typer.Option(help="The environment variable with the token to ask for.")] = None,
 ) -> None:
     """Serve one reward to training runs: `rewards: [{name: NAME, url: "http://127.0.0.1:PORT"}]`."""
@@ -65,6 +67,8 @@ def serve_reward(
     with users_mistake():
         if token_env is not None and token_env not in os.environ:
             raise ValueError(f"--token-env {token_env}: it is not set; export {token_env}=...")
+        from flowrl.config_file import override
         from flowrl.serve import serve
 
-        serve(name, host=host, port=port, token=os.environ[token_env] if token_env else None)
+        token = os.environ[token_env] if token_env else None
+        serve(name, host, port, token, options=override({}, options or []), timeout=timeout)

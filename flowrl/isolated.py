@@ -9,7 +9,7 @@ import json
 import secrets
 import subprocess
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,8 @@ class Isolated:
     answer is ended. ValueError: `python` is no interpreter, or cannot load the scorer.
     """
 
-    def __init__(self, python: str, name: str, *, timeout: float) -> None:
-        self._start = partial(_Worker, python, name, timeout)
+    def __init__(self, python: str, name: str, options: Mapping[str, Any] | None = None, *, timeout: float) -> None:
+        self._start = partial(_Worker, python, name, options or {}, timeout)
         self._worker = self._start()
         self._turn = Lock()
         remote = self._worker.remote
@@ -59,10 +59,10 @@ class Isolated:
 class _Worker:
     """One process and its scorer."""
 
-    def __init__(self, python: str, name: str, timeout: float) -> None:
+    def __init__(self, python: str, name: str, options: Mapping[str, Any], timeout: float) -> None:
         token = secrets.token_urlsafe()
         script = Path(__file__).with_name("serve.py")
-        command = [python, str(script), name, "--attached", "--timeout", str(timeout)]
+        command = [python, str(script), name, "--attached", "--timeout", str(timeout), "--options", json.dumps(options)]
         try:
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace")

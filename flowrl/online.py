@@ -24,7 +24,7 @@ from flowrl.verdicts import random_states_kept
 
 def judged(s: Session, cond: Cond, roots: Roots, prompts: list[Prompt], step: int, clock: Clock, sums: Sums) -> Rollout:
     """A rollout with reward columns, NaN where a scorer gave no verdict."""
-    rollouts, asked = [], []
+    rollouts, asked, total = [], [], len(roots) * s.config.sampler.leaves
     with random_states_kept():
         for part in portions(s, roots):
             with clock("act"):
@@ -32,7 +32,7 @@ def judged(s: Session, cond: Cond, roots: Roots, prompts: list[Prompt], step: in
             with clock("judge"):
                 made = rollouts[-1]
                 images, rows, group = s.adapter.decode(made.x0), made.prompt.tolist(), made.group.cpu()
-                asked.append(s.rewards.ask(Media(images), [prompts[row] for row in rows], group))
+                asked.append(s.rewards.ask(Media(images), [prompts[row] for row in rows], group, total))
                 if s.config.watch and s.config.watch.due(step):
                     for name, values in watch.panel(images, group).items():
                         sums.moments(f"probe/{name}", values)

@@ -97,9 +97,10 @@ class Registry:
         place, _, attribute = target.rpartition(":")
         try:
             module = _file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-        except (ImportError, SyntaxError, FileNotFoundError) as error:
+        except Exception as error:  # of anybody's module
+            what = error if isinstance(error, ImportError | OSError | SyntaxError) else repr(error)
             fix = "correct the name or install what is missing"
-            raise ValueError(f"{self.kind} {name!r} cannot be imported: {error}; {fix}") from error
+            raise ValueError(f"{self.kind} {name!r} cannot be imported: {what}; {fix}") from error
         if attribute not in vars(module):
             found = ", ".join(n for n, item in vars(module).items() if callable(item) and not n.startswith("_"))
             raise ValueError(f"{self.kind} {name!r}: {place} has no {attribute!r}; it has: {found or 'no function'}")

@@ -63,7 +63,7 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     if found:
         state = checkpoint.load(found, s.policy, s.optimiser)
         said.append(f"going on from {found}")
-        if state["step"] >= config.steps:
+        if state["step"] >= config.steps and (folder / "export").exists():
             raise ValueError(
                 f"--resume: {found} has done {state['step']} steps and steps = {config.steps}; raise steps"
             )
@@ -94,6 +94,9 @@ def go_through(s: Session, state: Mapping[str, Any], dog: Watchdog, teller: Tell
             checkpoint.save(folder / where, step, s.policy, s.optimiser, extra, count)
 
     if rolls_back and not (folder / SOUND).exists():
+        if not dog.quiet:
+            raise ValueError("watch.action = rollback: the run has drifted already, so there is nothing sound to keep; "
+                             "take watch.action=stop or warn")  # fmt: skip
         keep(SOUND, state["step"])
     for step in range(state["step"], c.steps):
         metrics = train_step(s, step)

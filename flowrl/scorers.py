@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -48,9 +49,9 @@ class RewardSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name)
-        if (self.url or self.python) and self.options or self.url and self.python:
+        if self.url and (self.python or self.options):
             raise ValueError(
-                f"reward {self.name!r}: url, python and options exclude each other; give options where the scorer runs"
+                f"reward {self.name!r}: url excludes python and options; give them to flowrl rewards serve"
             )
         if self.token_env and not self.url:
             raise ValueError(f"reward {self.name!r}: token_env = {self.token_env} is of a url; add url or remove it")
@@ -72,7 +73,7 @@ def build(spec: RewardSpec) -> Reward:
     if spec.url:
         return Remote.connect(spec.url, token=_token(spec), timeout=SOONER * spec.timeout)
     if spec.python:
-        return Isolated(spec.python, spec.name, timeout=SOONER * spec.timeout)
+        return Isolated(spec.python, spec.name, spec.options, timeout=SOONER * spec.timeout)
     found = REWARDS[spec.name]
     if not isinstance(found, type | FunctionReward):
         found = reward(found)
@@ -95,19 +96,19 @@ def _token(spec: RewardSpec) -> str | None:
 
 
 def judging(
-    spec: RewardSpec, scorer: Reward, media: Media, prompts: Sequence[Prompt], groups: Tensor
+    spec: RewardSpec, scorer: Reward, media: Media, prompts: Sequence[Prompt], groups: Tensor, total: int
 ) -> Callable[[], Judged]:
-    """The work of one scorer on N samples."""
+    """The work of one scorer on N samples, of `total` in all; each call has its own copy of what it is shown."""
     return partial(
         judge,
-        lambda rows: scorer(media[rows], [prompts[row] for row in rows]),
+        lambda rows: scorer(media[rows], [deepcopy(prompts[row]) for row in rows]),
         _calls(scorer.scope, spec.batch, groups),
         [f"sample {row} (prompt {prompt.id})" for row, prompt in enumerate(prompts)],
         scorer.columns,
         timeout=spec.timeout,
         retries=spec.retries,
         split=scorer.scope == "sample",
-        stop=spec.on_failure == "fail",
+        allowed=0 if spec.on_failure == "fail" else spec.budget * total,
     )
 
 
@@ -129,7 +130,7 @@ def off_gold(spec: RewardSpec, scorer: Reward) -> str:
     if gold is None:
         return ""
     one_group = torch.zeros(len(gold.prompts), dtype=torch.long)
-    scores, errors = judging(spec, scorer, gold.media, gold.prompts, one_group)()
+    scores, errors = judging(spec, scorer, gold.media, gold.prompts, one_group, len(one_group))()
     if errors:
         return str(next(iter(errors.values())))
     off = ((scores < gold.lower) | (scores > gold.upper)).nonzero()

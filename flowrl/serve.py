@@ -23,7 +23,7 @@ import ipaddress
 import json
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -98,9 +98,8 @@ def app(
     return api
 
 
-def serve(
-    target: str, host: str = "127.0.0.1", port: int = 0, token: str | None = None, *, timeout: float = 300.0
-) -> None:
+def serve(target: str, host: str = "127.0.0.1", port: int = 0, token: str | None = None, *,
+          options: Mapping[str, Any] | None = None, timeout: float = 300.0) -> None:  # fmt: skip
     """Serve a reward until the process is ended. The one line on stdout is {"port": its port}, when it listens.
 
     ValueError: the reward cannot be loaded, a package is missing, the port is taken, or anybody could come in.
@@ -113,7 +112,7 @@ def serve(
 
             from flowrl.served import find
 
-            api = app(find(target), token, timeout=timeout)
+            api = app(find(target, options), token, timeout=timeout)
         except ImportError as error:
             pip = f"{sys.executable} -m pip install fastapi uvicorn pillow numpy"
             raise ValueError(f"{error}; a reward server needs: {pip}") from error
@@ -165,6 +164,7 @@ def main() -> int:
     """The command line of this file."""
     parser = argparse.ArgumentParser(description="Serve one reward over HTTP.")
     parser.add_argument("target", help="path/file.py:function, package.module:function, or the name of a reward")
+    parser.add_argument("--options", type=json.loads, default={}, help="its options, as JSON")
     parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs a token")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a call may take")
@@ -178,7 +178,7 @@ def main() -> int:
         token = sys.stdin.readline().strip()
         Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        serve(asked.target, asked.host, asked.port, token, timeout=asked.timeout)
+        serve(asked.target, asked.host, asked.port, token, options=asked.options, timeout=asked.timeout)
     except ValueError as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Turns:
         return answer.result()
 
 
-def find(target: str) -> Scorer:
+def find(target: str, options: Mapping[str, Any] | None = None) -> Scorer:
     """The scorer of path/file.py:function, package.module:function or, where there is torch, any name of a reward.
 
     ValueError: it cannot be loaded, is no scorer, or lacks a package or a file.
@@ -96,16 +96,16 @@ def find(target: str) -> Scorer:
     found = REWARDS[target]
     if inspect.isfunction(found):
         try:
-            inspect.signature(found).bind(images=[], prompts=[], metadata=[])
+            inspect.signature(found).bind(images=[], prompts=[], metadata=[], **(options or {}))
         except TypeError as error:
             raise ValueError(f"{target} cannot be asked: {error}; it gets images, prompts, metadata") from error
-        return Scorer(target, partial(_ask_function, found))
+        return Scorer(target, partial(_ask_function, partial(found, **(options or {}))))
     try:
         from flowrl.rewards import Provisioned
         from flowrl.scorers import RewardSpec, build
     except ImportError as error:
         raise ValueError(f"{target} is no plain function, and {sys.executable} cannot run others: {error}") from error
-    scorer = build(RewardSpec(name=target))
+    scorer = build(RewardSpec(name=target, options=dict(options or {})))
     if isinstance(scorer, Provisioned) and (lacking := "; ".join(scorer.missing())):
         raise ValueError(f"reward {target!r}: {lacking}")
     return Scorer(target, partial(_ask_reward, scorer), scorer.columns, scorer.needs, scorer.scope)

@@ -37,7 +37,11 @@ class Raised(RewardError):
 
 
 class Hung(RewardError):
-    """The scorer did not answer before its deadline, or cannot be had."""
+    """The scorer did not answer before its deadline, so that `call` may still be inside it, or cannot be had."""
+
+    def __init__(self, told: str, call: Future[Any] | None = None) -> None:
+        super().__init__(told)
+        self.call = call
 
 
 class Unavailable(Exception):
@@ -98,7 +102,8 @@ def _within(seconds: float, call: Callable[[], Any], samples: str) -> Any:
     """The value of `call`, unless a deadline leaves it behind."""
     answer = background(call)
     if not wait([answer], seconds).done:
-        raise Hung(f"did not answer within {seconds:g} s for {samples}; raise its `timeout` if it is only slow")
+        told = f"did not answer within {seconds:g} s for {samples}; raise its `timeout` if it is only slow"
+        raise Hung(told, answer)
     error = answer.exception()
     if isinstance(error, Unavailable):
         raise Hung(f"{error}, for {samples}") from error
@@ -116,26 +121,26 @@ def judge(
     timeout: float,
     retries: int,
     split: bool,
-    stop: bool,
+    allowed: float,
 ) -> Judged:
     """Scores [N, C] of N named samples, and an error for each that has no verdict; `calls` are the rows of each call.
 
     A call that fails is repeated. One that still raises is asked sample by sample, if it may be `split`: one bad sample
-    costs only itself. No call follows a hung one, whose thread may still be inside the scorer, nor, where errors
-    `stop` the run, an error.
+    costs only itself. No call follows a hung one, whose thread may still be inside the scorer, nor more errors than are
+    `allowed`; the samples that were not asked about then share the last one.
     """
     scores = torch.full((len(samples), len(columns)), math.nan)
     errors: dict[int, RewardError] = {}
     queue = deque((rows, retries) for rows in calls)
-    while queue and not (stop and errors):
+    while queue and len(errors) <= allowed:
         rows, left = queue.popleft()
         names = [samples[row] for row in rows]
         try:
             scores[rows], wrong = coerce(_within(timeout, partial(score, rows), _span(names)), names, columns)
             errors |= {rows[i]: error for i, error in wrong.items()}
         except Hung as error:
-            errors |= dict.fromkeys(chain(rows, *(others for others, _ in queue)), error)
-            queue.clear()
+            errors |= dict.fromkeys(rows, error)
+            break
         except RewardError as error:
             if left:
                 queue.appendleft((rows, left - 1))
@@ -143,6 +148,8 @@ def judge(
                 queue.extendleft(([row], 0) for row in reversed(rows))
             else:
                 errors |= dict.fromkeys(rows, error)
+    if queue:
+        errors |= dict.fromkeys(chain(*(rows for rows, _ in queue)), [*errors.values()][-1])
     return scores, errors
 
 

@@ -112,7 +112,7 @@ class Watchdog:
         """The drifts that are beyond the bound, once a whole window is seen."""
         if len(self.recent) < self.watch.patience:
             return {}
-        return {name: d for name, d in self.drifts.items() if _harm(name, d) > self.watch.bound}
+        return {name: d for name, d in self.drifts.items() if harm(name, d) > self.watch.bound}
 
     @property
     def trips(self) -> bool:
@@ -123,7 +123,7 @@ class Watchdog:
     def quiet(self) -> bool:
         """Whether all is within half the bound, in the window and in its last step: no drift has begun."""
         drifts = [*self.drifts.items(), *(self.recent[-1].items() if self.recent else ())]
-        return all(_harm(name, d) <= self.watch.bound / 2 for name, d in drifts)
+        return all(harm(name, d) <= self.watch.bound / 2 for name, d in drifts)
 
     def news(self) -> list[str]:
         """A warning for each probe that is beyond the bound for the first time, where the run goes on."""
@@ -145,5 +145,6 @@ class Watchdog:
         )
 
 
-def _harm(name: str, drift: float) -> float:
+def harm(name: str, drift: float) -> float:
+    """What is held against the bound: a rise of an untrained reward is none."""
     return -drift if name.startswith(REWARD) else abs(drift)

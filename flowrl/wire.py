@@ -168,7 +168,7 @@ def plain(value: Any) -> Any:
 
 
 def _score(id: Id, row: Any, columns: Sequence[str]) -> Any:
-    numbers = [_number(cell) for cell in (row if isinstance(row, list) else [row])]
+    numbers = [math.nan if cell is None else _number(cell) for cell in (row if isinstance(row, list) else [row])]
     if len(numbers) != len(columns) or any(map(math.isinf, numbers)):
         raise ValueError(f"the scorer returned {show(row)} for item {id!r}, wanted {_wanted(columns)}")
     values = [None if math.isnan(number) else number for number in numbers]

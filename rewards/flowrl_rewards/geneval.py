@@ -88,7 +88,7 @@ def refuse(prompt: Prompt, names: frozenset[str]) -> None:
     wanted = prompt.metadata["include"]
     if not wanted or any(want["count"] < 1 for want in wanted):
         raise ValueError(f"prompt {prompt.id} has include = {wanted}; write at least one class, each with a count > 0")
-    for want in (*wanted, *prompt.metadata.get("exclude", ())):
+    for want in (*wanted, *(prompt.metadata.get("exclude") or ())):
         for key, value, known in (("class", coco(want["class"]), names), ("color", want.get("color", "red"), COLOURS)):
             if value not in known:
                 near = " or ".join(get_close_matches(value, known)) or f"one of {', '.join(sorted(known))}"
@@ -127,7 +127,7 @@ def judged(found: Mapping[str, Sequence[Box]], asked: Mapping[str, Any], colours
             credits.append(float(fits and alone and exact[other]))
         groups.append(group if fits else ())
         exact.append(fits and alone)
-    excluded = any(len(found.get(coco(bar["class"]), ())) >= bar["count"] for bar in asked.get("exclude", ()))
+    excluded = any(len(found.get(coco(bar["class"]), ())) >= bar["count"] for bar in (asked.get("exclude") or ()))
     return math.fsum(credits) / len(credits), float(all(groups) and not excluded)
 
 

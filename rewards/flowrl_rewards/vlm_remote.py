@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.verdicts import Unavailable
 from flowrl.wire import png_base64, show
 from flowrl_rewards._judge import Ask, Asker, Questionnaire
 from flowrl_rewards._weights import absent_packages
@@ -65,11 +66,19 @@ class RemoteJudge(Asker):
             return list(pool.map(one, asks))
 
     def _choice(self, client: Any, how: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+        from flowrl.http import Unreachable
+
         pictures = [f"data:image/png;base64,{png_base64(picture)}" for picture in ask.shown(self.size)]
         content = [{"type": "image_url", "image_url": {"url": uri}} for uri in pictures]
         message = {"role": "user", "content": [*content, {"type": "text", "text": ask.text}]}
         body = {"model": self.model, "messages": [message], "temperature": 0, **how}
-        match answer := client.post("/chat/completions", body):
+        try:
+            answer = client.post("/chat/completions", body)
+        except Unreachable as error:
+            if error.status is None or error.status in (429, 503):
+                raise Unavailable(str(error)) from error
+            raise
+        match answer:
             case {"choices": [{} as choice, *_]}:
                 return choice
         raise ValueError(f"{self.url} answers without a choice: {show(answer)}; see what that server logs")

@@ -317,6 +317,17 @@ def mine(tmp_path):
     return write
 
 
+def test_options_travel_and_none_is_no_verdict(foreign, tmp_path):
+    (tmp_path / "scaled.py").write_text(
+        "def score(images, prompts, metadata, scale=1.0):\n"
+        "    return [None] + [scale * i for i in range(1, len(images))]\n"
+    )
+    scores = Isolated(foreign, f"{tmp_path}/scaled.py:score", {"scale": 0.5}, timeout=10)(MEDIA, PROMPTS)
+    assert scores.flatten().nan_to_num(-1).tolist() == [-1, 0.5, 1, 1.5]
+    with pytest.raises(ValueError, match="cannot be asked: .*unexpected keyword argument 'scales'"):
+        find(f"{tmp_path}/scaled.py:score", {"scales": 1})
+
+
 def test_a_plain_function_needs_neither_flowrl_nor_torch(foreign, mine):
     target = mine(
         "    assert 'torch' not in sys.modules\n"

@@ -60,7 +60,10 @@ TABLE = {
     "flowrl.bank": ("flowrl.types flowrl.rewards flowrl.scorers flowrl.verdicts", "torch"),
     "flowrl.policy": ("flowrl.types flowrl.models.base", "torch accelerate peft safetensors"),
     "flowrl_kernels": ("", "torch triton"),
-    "flowrl_rewards": ("flowrl.types flowrl.rewards flowrl.http flowrl.wire flowrl.watch flowrl.zoo", ANY),
+    "flowrl_rewards": (
+        "flowrl.types flowrl.rewards flowrl.http flowrl.wire flowrl.verdicts flowrl.watch flowrl.zoo",
+        ANY,
+    ),
 }
 
 

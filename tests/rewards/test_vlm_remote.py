@@ -14,6 +14,7 @@ from PIL import Image
 
 from flowrl.rewards import Media
 from flowrl.types import Prompt
+from flowrl.verdicts import Unavailable
 from flowrl.wire import from_png_base64, png_base64
 from flowrl_rewards._judge import Ask
 from flowrl_rewards.vlm_remote import RemoteJudge, RemoteVLM
@@ -98,7 +99,7 @@ def test_an_edit_is_shown_after_its_source(faulty, request):
     ],
 )
 def test_a_server_without_an_answer_is_an_error_that_says_so(faulty, mode, options, said, request):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, Unavailable), match=said):
         judge(faulty, mode, request, parallel=1, **options)(*samples(1))
 
 

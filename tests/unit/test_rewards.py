@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from pydantic import ValidationError
 
 from flowrl.bank import RewardBank
@@ -202,8 +203,8 @@ def test_a_label_names_the_columns_and_tells_two_of_a_kind_apart(monkeypatch):
 @pytest.mark.parametrize(
     "row, message",
     [
-        ({"url": "http://127.0.0.1:1", "python": "python3"}, "exclude each other"),
-        ({"url": "http://127.0.0.1:1", "options": {"a": 1}}, "give options where the scorer runs"),
+        ({"url": "http://127.0.0.1:1", "python": "python3"}, "url excludes python and options"),
+        ({"url": "http://127.0.0.1:1", "options": {"a": 1}}, "give them to flowrl rewards serve"),
         ({"token_env": "T"}, "token_env = T is of a url"),
     ],
     ids=["two places", "options elsewhere", "token of nothing"],
@@ -376,6 +377,51 @@ def test_retries_are_bounded(bank, retries):
     ):
         judges(*batch(), GROUPS)
     assert calls == [N] * (retries + 1) + [1]
+
+
+def test_nothing_is_asked_of_a_scorer_that_is_still_in_a_call(bank):
+    release, calls = threading.Event(), []
+
+    def hangs(images, prompts, metadata):
+        calls.append(len(images))
+        release.wait(5)
+        return [1.0] * len(images)
+
+    judges, (media, prompts) = bank(hangs, on_failure="drop_sample", timeout=0.1), batch()
+    asked = [judges.ask(media[[row]], [prompts[row]], GROUPS[[row]], N) for row in range(N)]
+    assert judges.verdicts(asked).failures == {"r0": N} and calls == [1]
+    release.set()
+    time.sleep(0.05)
+    assert judges(media, prompts, GROUPS).failures == {"r0": 0}, "it is back"
+
+
+def test_no_more_is_asked_once_the_budget_is_spent(bank):
+    calls = []
+
+    def fails(images, prompts, metadata):
+        calls.append(len(images))
+        raise RuntimeError("broken")
+
+    with pytest.raises(RewardError, match="6 of 6 samples, over budget = 0.1"):
+        bank(fails, on_failure="drop_sample", budget=0.1, batch=2, retries=0)(*batch(), GROUPS)
+    assert calls == [2, 1]
+
+
+def test_what_a_scorer_does_to_metadata_reaches_nobody(bank):
+    def paints(images, prompts, metadata):
+        for row in metadata:
+            row["source"].paste((0, 0, 0), (0, 0, 4, 4))
+            row["scene"]["n"] = 99
+        return [0.0] * len(images)
+
+    def looks(images, prompts, metadata):
+        return [row["source"].getpixel((0, 0))[0] + row["scene"]["n"] for row in metadata]
+
+    media, _ = batch(2)
+    prompts = [Prompt(i, "", {"source": Image.new("RGB", (4, 4), (7, 7, 7)), "scene": {"n": i}}) for i in range(2)]
+    for _ in range(2):
+        scores = bank(paints, looks)(media, prompts, torch.zeros(2)).scores
+        assert scores[:, 1].tolist() == [7, 8]
 
 
 def test_a_scorer_that_cannot_be_had_is_asked_once(bank):

@@ -1,4 +1,4 @@
-"""`flowrl rewards check` passes what is sound, and finds scorers that depend on order or company, or paint."""
+"""`flowrl rewards check` passes what is sound, and finds scorers that depend on order or company, or raise."""
 
 import re
 
@@ -27,6 +27,8 @@ class Sound:
             scores = scores - scores.mean()
         if self.fault == "memory":
             scores = scores + self.calls
+        if self.fault == "raises":
+            raise RuntimeError("no such module")
         if self.fault == "no verdict alone":
             scores = scores if len(scores) > 1 else scores * torch.nan
         return scores
@@ -60,7 +62,8 @@ def test_a_sound_scorer_passes(tried):
         ("place", "in the opposite order, its scores differ by"),
         ("company", "one by one, its scores differ by"),
         ("memory", "called again, its scores differ by"),
-        ("no verdict alone", "returned NaN|its scores differ by inf"),
+        ("no verdict alone", "one by one, it returned nan"),
+        ("raises", "raised RuntimeError: no such module"),
         ("gold", "its gold sample 0 is .*, wanted"),
     ],
 )
@@ -72,6 +75,13 @@ def test_what_is_unsound_is_found(tried, fault, said):
 def test_what_lacks_something_is_not_tried(tried):
     result = tried(Sound, absent=["no weights"])
     assert not result.tried and not result.failures and result.note == "no weights"
+
+
+def test_a_function_that_raises_fails(tried):
+    def broken(images, prompts, metadata):
+        raise ImportError("no mmcv")
+
+    assert "raised ImportError: no mmcv" in tried(broken).failures[0]
 
 
 def test_a_function_is_tried_on_noise(tried):
