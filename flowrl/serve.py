@@ -114,7 +114,7 @@ def serve(target: str, host: str = "127.0.0.1", port: int = 0, token: str | None
 
             api = app(find(target, options), token, timeout=timeout)
         except ImportError as error:
-            pip = f"{sys.executable} -m pip install fastapi uvicorn pillow numpy"
+            pip = f"{sys.executable} -m pip install 'flowrl-posttrain[serve]', or fastapi uvicorn pillow numpy"
             raise ValueError(f"{error}; a reward server needs: {pip}") from error
         listening = _listen(host, port)
         stdout.write(json.dumps({"port": listening.getsockname()[1]}) + "\n")

@@ -17,9 +17,12 @@ from flowrl.http import Client
 from flowrl.remote import Remote
 from flowrl.rewards import Media
 from flowrl.scorers import RewardSpec
+from flowrl.session import start
+from flowrl.train import train_step
 from flowrl.types import Prompt
 from flowrl.verdicts import RewardError, Unavailable
 from flowrl.wire import png_base64
+from tests.tiny import NFT, config, tiny_sd3
 
 CASES = Path(os.environ.get("FLOWRL_CASES", Path(__file__).parents[1] / "data" / "cases"))
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -164,3 +167,24 @@ def test_what_knows_no_info_gives_one_score_a_sample(at):
     scorer = remote(at("ok"))
     assert (scorer.columns, scorer.needs, scorer.scope) == (("score",), frozenset(), "sample")
     assert not math.isnan(scorer(MEDIA, PROMPTS)[0, 0])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_sd3(tmp_path_factory.mktemp("tiny") / "sd3")
+
+
+@pytest.mark.parametrize("mode", ["fail500", "ratelimit", "drop", "reordered"])
+def test_a_run_that_recovers_is_the_undisturbed_one_bit_by_bit(at, tiny, tmp_path, mode):
+    """Metrics, losses and weights, with a server that fails at first."""
+
+    def trained(mode, **parameters):
+        rewards = json.dumps([{"name": "judge", "url": at(mode, **parameters)}])
+        s = start(config(tmp_path, tiny, f"rewards={rewards}", *NFT))
+        rows = [train_step(s, step) for step in range(2)]
+        kept = [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+        return kept, s.policy.state()[0]["current"]
+
+    (rows, weights), (calm, theirs) = trained(mode, n=1, seconds=0.1), trained("ok")
+    assert rows == calm and calm[0]["reward/judge/std"] > 0
+    assert all(torch.equal(value, theirs[name]) for name, value in weights.items())
