@@ -27,7 +27,6 @@ import open_clip
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from scipy.stats import rankdata
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,6 +57,7 @@ SLOT = 22  # tokens of the longest question
 THINGS = [(colour, shape) for colour in shapes.COLOURS for shape in shapes.SHAPES]
 Look = tuple[list[verifier.Seen], int]
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+PAD, BOS = 0, 1  # the places of the first two
 IMAGE = "<image>"
 CHAT = (
     "{{ bos_token }}{% for message in messages %}{% for part in message.content %}"
@@ -296,7 +296,7 @@ def train_clip(work: Path, folder: Path, data: dict[str, Any], steps: int, batch
     save_clip(clip, config, folder)
     ids = open_clip.get_tokenizer(f"local-dir:{folder}")([shapes.text(s) for s in scenes])
     mean = torch.stack([meant(s) for s in scenes])
-    exam = examination(work, "validation", 400, 200)
+    exam = examination(work, "validation", 400, 500)
 
     def loss(g: torch.Generator) -> Tensor:
         b = torch.randint(len(rows), (batch,), generator=g)
@@ -306,12 +306,11 @@ def train_clip(work: Path, folder: Path, data: dict[str, Any], steps: int, batch
 
     def check() -> dict[str, float]:
         save_clip(clip, config, folder)
-        threshold = (-module.bias / clip.logit_scale.exp()).item()
-        return {"threshold": threshold, **examine_clip(folder, exam, threshold)}
+        return examine_clip(folder, exam, calibrated(folder, exam))
 
     train(work, "clip", module, loss, steps, 2e-3, check)
     save_clip(clip, config, folder)
-    return (-module.bias / clip.logit_scale.exp()).item()
+    return calibrated(folder, exam)
 
 
 # --- the language model ----------------------------------------------------------------------------------------------
@@ -338,8 +337,8 @@ def new_vlm(folder: Path, clip: open_clip.CLIP) -> tuple[LlavaForConditionalGene
     )  # fmt: skip
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in SPECIAL.items()}
     text = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=TEXT_WIDTH, intermediate_size=3 * TEXT_WIDTH, num_hidden_layers=3,
-        num_attention_heads=HEADS, max_position_embeddings=256, tie_word_embeddings=False,
+        vocab_size=len(tokenizer), hidden_size=TEXT_WIDTH, intermediate_size=3 * TEXT_WIDTH, num_hidden_layers=4,
+        num_attention_heads=HEADS, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.1,
         pad_token_id=ids["pad_token"], bos_token_id=ids["bos_token"], eos_token_id=ids["eos_token"],
     )  # fmt: skip
     torch.manual_seed(SEED)
@@ -384,7 +383,7 @@ def pool(data: dict[str, Any]) -> tuple[list[str], Tensor, Tensor]:
         question = questions.Question("match", asked)
         some = [(question, question.answer(*look))]
         while len(some) < POOL:
-            kind = questions.KINDS[int(rng.choice(3, p=(0.6, 0.2, 0.2)))] if not look[1] else "match"
+            kind = questions.KINDS[int(rng.choice(3, p=(0.4, 0.25, 0.35)))] if not look[1] else "match"
             drawn = questions.draw(kind, *look, rng, {"train"})
             some.append(drawn if drawn else some[0])
         rows.append([number.setdefault(q.text, len(number)) for q, _ in some])
@@ -401,55 +400,83 @@ def packed(prefix: int, slots: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)[None, None], position[None]
 
 
-def vlm_loss(
-    model: LlavaForConditionalGeneration, features: Tensor, ids: Tensor, answers: Tensor, target: tuple[int, int]
-) -> Tensor:
-    """The answer after each question, and the words of the questions that a picture says Yes to.
+def mentions(tokenizer: PreTrainedTokenizerFast, ids: Tensor) -> Tensor:
+    """[U, SLOT] the number of the thing that a question names up to this token, -1 elsewhere."""
+    found = torch.full(ids.shape, -1)
+    for number, (colour, shape) in enumerate(THINGS):
+        first, *last = tokenizer.convert_tokens_to_ids([colour, shape, f"{shape}s"])
+        found[:, 1:][(ids[:, :-1] == first) & torch.isin(ids[:, 1:], torch.tensor(last))] = number
+    return found
 
-    features [B, P, width], ids [B, K, SLOT] padded on the right, answers [B, K], target = tokens of No and Yes
-    """
-    text, embed = model.model.language_model, model.get_input_embeddings()
-    start = embed(torch.full((len(features), 1), model.config.text_config.bos_token_id))
-    prefix = torch.cat([start, model.model.multi_modal_projector(features)], 1)
-    mask, position = packed(prefix.shape[1], ids.shape[1])
-    states = text(
-        inputs_embeds=torch.cat([prefix, embed(ids).flatten(1, 2)], 1), attention_mask=mask, position_ids=position,
-    ).last_hidden_state[:, prefix.shape[1] :]  # fmt: skip
-    logits = model.lm_head(states).unflatten(1, ids.shape[1:])  # [B, K, SLOT, V]
-    empty = model.config.text_config.pad_token_id
-    last = (ids != empty).sum(2, keepdim=True) - 1
-    final = logits.gather(2, last[..., None].expand(-1, -1, 1, logits.shape[-1])).flatten(0, 2)
-    answer = F.cross_entropy(final, torch.where(answers, target[1], target[0]).flatten())
-    follows = ids[:, :, 1:].masked_fill(~answers[..., None], empty)
-    words = F.cross_entropy(logits[:, :, :-1].flatten(0, 2), follows.flatten(), ignore_index=empty)
-    return answer + 0.3 * words
+
+class Grounded(nn.Module):
+    """The model, and what only its training needs: a reader of what it has found in the picture."""
+
+    def __init__(self, vlm: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__()
+        self.vlm = vlm
+        self.content = nn.Linear(TEXT_WIDTH, 3)
+        self.answers = tokenizer.convert_tokens_to_ids(["No", "Yes"])
+        self.words = tokenizer.convert_tokens_to_ids([*shapes.COLOURS, *shapes.SHAPES])
+
+    def loss(self, features: Tensor, ids: Tensor, answers: Tensor, told: dict[str, Tensor]) -> Tensor:
+        """The answer after each question, the words of those with a Yes, the words for what is in a patch, and, half
+        way through the layers, what there is of each thing that a question names.
+
+        features [B, P, width], ids [B, K, SLOT] padded on the right, answers [B, K] bool,
+        told = said [B, P, words], contents [B, things, 3], mentions [B, K, SLOT]
+        """
+        embed = self.vlm.get_input_embeddings()
+        images = self.vlm.model.multi_modal_projector(features)
+        prefix = torch.cat([embed(torch.full((len(features), 1), BOS)), images], 1)
+        mask, position = packed(prefix.shape[1], ids.shape[1])
+        states = self.vlm.model.language_model(
+            inputs_embeds=torch.cat([prefix, embed(ids).flatten(1, 2)], 1), attention_mask=mask, position_ids=position,
+            output_hidden_states=True,
+        ).hidden_states  # fmt: skip
+        middle, end = (some[:, prefix.shape[1] :].unflatten(1, ids.shape[1:]) for some in (states[2], states[-1]))
+        logits = self.vlm.lm_head(end)  # [B, K, SLOT, V]
+        last = (ids != PAD).sum(2)[..., None, None] - 1
+        final = logits.take_along_dim(last, 2).flatten(0, 2)
+        answer = F.cross_entropy(final, torch.tensor(self.answers)[answers.long()].flatten())
+        follows = ids[:, :, 1:].masked_fill(~answers[..., None], PAD)
+        words = F.cross_entropy(logits[:, :, :-1].flatten(0, 2), follows.flatten(), ignore_index=PAD)
+        spoken = images @ embed.weight[self.words].T
+        patches = F.binary_cross_entropy_with_logits(spoken, told["said"], pos_weight=torch.tensor(10.0))
+        row, slot, token = (told["mentions"] >= 0).nonzero(as_tuple=True)
+        there = told["contents"][row, told["mentions"][row, slot, token]]
+        found = (self.content(middle[row, slot, token]) - there).square().sum(1).mean()
+        return answer + 0.3 * words + patches + 0.3 * found
 
 
 def train_vlm(work: Path, clip_folder: Path, folder: Path, data: dict[str, Any], steps: int, batch: int = 32) -> None:
-    clip = open_clip.create_model(f"local-dir:{clip_folder}")
-    model, processor = new_vlm(folder, clip)
-    tokenizer = processor.tokenizer
+    vlm, processor = new_vlm(folder, open_clip.create_model(f"local-dir:{clip_folder}"))
+    tokenizer, module = processor.tokenizer, Grounded(vlm, processor.tokenizer)
     texts, rows, answers = pool(data)
     ids = tokenizer(texts, padding="max_length", max_length=SLOT, padding_side="right", return_tensors="pt").input_ids
-    tokens = (tokenizer.convert_tokens_to_ids("No"), tokenizer.convert_tokens_to_ids("Yes"))
-    exam = examination(work, "validation", 400, 200)
+    named, content = mentions(tokenizer, ids), contents(data["looks"])
+    words = [[float(word in thing) for word in (*shapes.COLOURS, *shapes.SHAPES)] for thing in [(), *THINGS]]
+    said = torch.tensor(words)[places(data["looks"])]
+    exam = examination(work, "validation", 400, 500)
     with torch.no_grad():
         features = torch.cat([
-            model.model.vision_tower(build_zoo.to_float(some)).last_hidden_state[:, 1:] for some in
-            data["images"].split(256)
+            vlm.model.vision_tower(build_zoo.to_float(some)).last_hidden_state[:, 1:]
+            for some in data["images"].split(256)
         ])  # fmt: skip
 
     def loss(g: torch.Generator) -> Tensor:
         b = torch.randint(len(rows), (batch,), generator=g)
         k = torch.rand(batch, POOL, generator=g).argsort(1)[:, :ASKED]
-        return vlm_loss(model, features[b], ids[rows[b].gather(1, k)], answers[b].gather(1, k), tokens)
+        some = rows[b].gather(1, k)
+        told = {"said": said[b], "contents": content[b], "mentions": named[some]}
+        return module.loss(features[b], ids[some], answers[b].gather(1, k), told)
 
     def check() -> dict[str, float]:
-        save_vlm(model, folder)
+        save_vlm(vlm, folder)
         return examine_vlm(folder, exam)
 
-    train(work, "vlm", model, loss, steps, 2e-3, check)
-    save_vlm(model, folder)
+    train(work, "vlm", module, loss, steps, 2e-3, check)
+    save_vlm(vlm, folder)
 
 
 def save_vlm(model: LlavaForConditionalGeneration, folder: Path) -> None:
@@ -484,24 +511,39 @@ def share(right: Tensor) -> tuple[float, float]:
 
 
 @torch.no_grad()
+def cosines(folder: Path, images: Tensor, texts: list[list[str]]) -> Tensor:
+    """[N, K] of N pictures and their N x K texts."""
+    clip, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    pixels = torch.stack([prepare(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
+    tokens = open_clip.get_tokenizer(f"local-dir:{folder}")([text for row in texts for text in row])
+    words = clip.eval().encode_text(tokens, normalize=True).unflatten(0, (len(images), -1))
+    return torch.einsum("nd,nkd->nk", clip.encode_image(pixels, normalize=True), words)
+
+
+def verdicts(folder: Path, exam: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """(cosine with what was asked for, strict verdict) of the samples of the base model."""
+    said = cosines(folder, exam["samples"], [[shapes.text(scene)] for scene in exam["asked"]])[:, 0]
+    return said, verifier.verify(exam["samples"], exam["asked"])[1] == 1
+
+
+def calibrated(folder: Path, exam: dict[str, Any]) -> float:
+    """The cosine that parts the samples as the verifier does, as far as one can."""
+    said, strict = verdicts(folder, exam)
+    order = said.argsort()
+    right = torch.cat([strict.sum()[None], strict.sum() + (1 - 2 * strict[order].long()).cumsum(0)])  # below the k-th
+    best = int(right[1:-1].argmax())
+    return said[order[best : best + 2]].mean().item()
+
+
 def examine_clip(folder: Path, exam: dict[str, Any], threshold: float) -> dict[str, float]:
     """top1: the right caption before 8 near ones; agree: cosine > threshold against the strict verdict."""
-    clip, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folder}")
-    tokenizer, rng = open_clip.get_tokenizer(f"local-dir:{folder}"), np.random.default_rng(SEED)
-
-    def cosines(images: Tensor, texts: list[list[str]]) -> Tensor:  # [N, K]
-        pixels = torch.stack([prepare(Image.fromarray(i.permute(1, 2, 0).numpy())) for i in images])
-        words = clip.eval().encode_text(tokenizer(sum(texts, [])), normalize=True).unflatten(0, (len(images), -1))
-        return torch.einsum("nd,nkd->nk", clip.encode_image(pixels, normalize=True), words)
-
+    rng = np.random.default_rng(SEED)
     near = [captions.near(s, *look(i), rng, 8) for i, s in zip(exam["images"], exam["scenes"], strict=True)]
     texts = [[shapes.text(c) for c in (s, *some)] for s, some in zip(exam["scenes"], near, strict=True)]
-    strict = verifier.verify(exam["samples"], exam["asked"])[1] == 1
-    said = cosines(exam["samples"], [[shapes.text(s)] for s in exam["asked"]])[:, 0]
-    top1, agree = share(cosines(exam["images"], texts).argmax(1) == 0), share((said > threshold) == strict)
-    ranks = torch.tensor(rankdata(said))
-    auc = (ranks[strict].mean() - (strict.sum() + 1) / 2) / (~strict).sum()
-    return {"top1": top1[0], "top1_se": top1[1], "agree": agree[0], "agree_se": agree[1], "auc": auc.item()}
+    top1 = share(cosines(folder, exam["images"], texts).argmax(1) == 0)
+    said, strict = verdicts(folder, exam)
+    agree = share((said > threshold) == strict)
+    return {"threshold": threshold, "top1": top1[0], "top1_se": top1[1], "agree": agree[0], "agree_se": agree[1]}
 
 
 @torch.no_grad()
@@ -542,7 +584,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("flowrl/zoo/assets"))
     parser.add_argument("--work", type=Path, default=Path("runs/zoo"))
     parser.add_argument("--clip-steps", type=int, default=5000)
-    parser.add_argument("--vlm-steps", type=int, default=2500)
+    parser.add_argument("--vlm-steps", type=int, default=6000)
     args = parser.parse_args()
     torch.set_num_threads(1)
     (args.work / "judges").mkdir(parents=True, exist_ok=True)
