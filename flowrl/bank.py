@@ -23,7 +23,7 @@ from torch import Tensor
 from flowrl.rewards import Media, Provisioned
 from flowrl.scorers import RewardSpec, build, judging, off_gold, refuse_repeats
 from flowrl.types import Prompt
-from flowrl.verdicts import Hung, Judged, RewardError, Verdicts, background, is_constant, random_states_kept
+from flowrl.verdicts import Hung, Judged, RewardError, Verdicts, is_constant, random_states_kept, scoring
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class RewardBank:
         answers = []
         for turn, (spec, scorer) in zip(self._turns, self.scorers, strict=True):
             work = judging(spec, scorer, media, prompts, groups, total or len(prompts))
-            answers.append(background(partial(turn.take, work, len(prompts), len(scorer.columns))))
+            answers.append(scoring(partial(turn.take, work, len(prompts), len(scorer.columns))))
         return Asked(prompts, groups, answers)
 
     def verdicts(self, asked: Sequence[Asked]) -> Verdicts:

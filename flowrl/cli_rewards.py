@@ -14,10 +14,10 @@ rewards = typer.Typer(no_args_is_help=True, help="List, check and serve rewards.
 
 @rewards.command("list")
 def list_rewards(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Every reward that has a name here: its columns, what it needs, and what it lacks on this machine."""
+    """Every reward that has a name here: its columns, what it needs, and what it lacks, packages or weights."""
     from flowrl import trials
 
-    header = ("name", "columns", "needs", "scope", "state")
+    header = ("name", "columns", "needs", "scope", "extra", "state")
     rows = [(name, *trials.described(name)) for name in trials.names()]
     if as_json:
         typer.echo(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))

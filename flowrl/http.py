@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_before_delay
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,10 @@ class _Passing(Exception):
 class Client:
     """Asks the server at `url`, whose paths are appended; may be shared by threads.
 
-    `deadline` are the seconds of one call, retries included, `attempts` its tries, `max_mb` what an answer may have.
-    Connections that fail, answers that break off or are no JSON object, 429 and 5xx are tried again; any other status
-    but 2xx is final. Proxies of the environment are used except for this machine.
+    `deadline` are the seconds of one call, retries included, `max_mb` what an answer may have. A `patient` client tries
+    again: until the deadline where a connection fails or an answer breaks off, until `attempts` answers where they are
+    429, 5xx or no JSON object. Any other status but 2xx is final. Proxies of the environment are used except for this
+    machine.
     ValueError: url is no http address, or no header can hold the token.
     """
 
@@ -60,26 +61,35 @@ class Client:
         token: str | None = None,
         deadline: float,
         attempts: int = 6,
+        patient: bool = True,
         max_mb: float = 64,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         _check(url, token)
         self.url, self.deadline, self.attempts, self.max_mb = url.rstrip("/"), deadline, attempts, max_mb
+        self.patient = patient
         bearer = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(headers={**bearer, **(headers or {})}, mounts=dict.fromkeys(LOOPBACK))
         self._random = random.Random()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON object with which the server answers to one. Unreachable: it does not."""
-        return self._ask("POST", path, json.dumps(body, allow_nan=False).encode())
+        return self._ask("POST", path, json.dumps(body, allow_nan=False).encode(), self.attempts)
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str, attempts: int | None = None) -> dict[str, Any]:
         """The JSON object at a path. Unreachable: there is none."""
-        return self._ask("GET", path, None)
+        return self._ask("GET", path, None, self.attempts if attempts is None else attempts)
 
-    def _ask(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, content: bytes | None, attempts: int) -> dict[str, Any]:
+        answered, late = 0, stop_before_delay(self.deadline)
+
+        def enough(state: RetryCallState) -> bool:
+            nonlocal answered
+            answered += _passing(state).status is not None
+            return answered >= attempts or not self.patient or late(state)
+
         retrying = Retrying(
-            stop=stop_after_attempt(self.attempts) | stop_before_delay(self.deadline),
+            stop=enough,
             wait=self._pause,
             retry=retry_if_exception_type(_Passing),
             before_sleep=partial(_log_wait, self.url + path),
@@ -96,11 +106,8 @@ class Client:
             ) from error
 
     def _pause(self, state: RetryCallState) -> float:
-        assert state.outcome is not None
-        failure = state.outcome.exception()
-        assert isinstance(failure, _Passing)
         backoff = min(LONGEST, FIRST * 2.0 ** min(state.attempt_number - 1, 10)) * self._random.uniform(0.5, 1)
-        return max(backoff, failure.after)
+        return max(backoff, _passing(state).after)
 
     def _once(self, method: str, url: str, content: bytes | None, end: float) -> dict[str, Any]:
         left = max(end - time.monotonic(), 0.001)
@@ -118,7 +125,7 @@ class Client:
             raise _Passing(f"answers {status}, {_told(body)}", status, _seconds(answer.headers.get("Retry-After", "")))
         if not answer.is_success:
             raise Unreachable(f"{url} refuses with {status}, {_told(body)}; see to the url and its token", status)
-        return _object(body)
+        return _object(body, status)
 
     def _read(self, answer: httpx.Response, end: float) -> bytes:
         body = bytearray()
@@ -146,13 +153,20 @@ def _check(url: str, token: str | None) -> None:
         raise ValueError(f"the token for {url} is empty or has characters that no header holds; set it again")
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _passing(state: RetryCallState) -> _Passing:
+    assert state.outcome is not None
+    failure = state.outcome.exception()
+    assert isinstance(failure, _Passing)
+    return failure
+
+
+def _object(body: bytes, status: int) -> dict[str, Any]:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise _Passing(f"answers what is not JSON: {body[:SHOWN]!r}") from error
+        raise _Passing(f"answers what is not JSON: {body[:SHOWN]!r}", status) from error
     if not isinstance(answer, dict):
-        raise _Passing(f"answers what is no JSON object: {body[:SHOWN]!r}")
+        raise _Passing(f"answers what is no JSON object: {body[:SHOWN]!r}", status)
     return answer
 
 
@@ -175,5 +189,4 @@ def _seconds(retry_after: str) -> float:
 
 
 def _log_wait(url: str, state: RetryCallState) -> None:
-    assert state.outcome is not None
-    log.warning("%s %s; again in %.1f s", url, state.outcome.exception(), state.upcoming_sleep)
+    log.warning("%s %s; again in %.1f s", url, _passing(state), state.upcoming_sleep)

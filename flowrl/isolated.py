@@ -72,7 +72,7 @@ class _Worker:
         self._tail = _Tail(self._process.stderr)
         self._timeout = timeout
         port = self._port(python, name, token)
-        self.remote = Remote.connect(f"http://127.0.0.1:{port}", token=token, timeout=timeout, attempts=1)
+        self.remote = Remote.connect(f"http://127.0.0.1:{port}", token=token, timeout=timeout, patient=False)
 
     def __call__(self, media: Media, prompts: Sequence[Prompt]) -> Tensor:
         if self._process.poll() is None:

@@ -12,10 +12,10 @@ import importlib.util
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeVar
@@ -75,11 +75,19 @@ class Registry:
             self._objects[name] = self._load(name, known.get(name, name))
         return self._objects[name]
 
+    def extras(self, name: str) -> str:
+        """The extras of a distribution that an entry point asks for."""
+        return ", ".join(extra for point in self._points() if point.name == name for extra in point.extras)
+
+    def _points(self) -> Iterable[EntryPoint]:
+        return entry_points(group=self._group) if self._group else ()
+
     def _known(self) -> dict[str, str]:
         known = dict(self._targets)
-        for point in entry_points(group=self._group) if self._group else ():
-            if known.setdefault(point.name, point.value) != point.value:
-                both = f"{known[point.name]} and {point.value}"
+        for point in self._points():
+            target = f"{point.module}:{point.attr}"
+            if known.setdefault(point.name, target) != target:
+                both = f"{known[point.name]} and {target}"
                 raise ValueError(f"{self.kind} {point.name!r} is both {both}; uninstall one of the two packages")
         return known
 
@@ -173,19 +181,11 @@ class OneOf:
         return handler.generate_schema(Annotated[Any, PlainValidator(self.read)])
 
 
-ALGORITHMS = Registry(
-    "algorithm",
-    {
-        "flow_grpo": "flowrl.algorithms.flow_grpo:FlowGRPO",
-        "nft": "flowrl.algorithms.nft:NFT",
-        "awm": "flowrl.algorithms.awm:AWM",
-        "ram": "flowrl.algorithms.ram:RAM",
-        "dpo": "flowrl.algorithms.dpo:DPO",
-        "dgpo": "flowrl.algorithms.dgpo:DGPO",
-        "crd": "flowrl.algorithms.crd:CRD",
-        "paired": "flowrl.algorithms.paired:Paired",
-    },
-)
+CLASSES = {
+    "flow_grpo": "FlowGRPO", "nft": "NFT", "awm": "AWM", "ram": "RAM", "dpo": "DPO", "dgpo": "DGPO", "crd": "CRD",
+    "paired": "Paired",
+}  # fmt: skip
+ALGORITHMS = Registry("algorithm", {name: f"flowrl.algorithms.{name}:{kind}" for name, kind in CLASSES.items()})
 MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3", "gaussian": "flowrl.models.gaussian:Gaussian"})
 REGULARISERS = Registry(
     "regulariser",

@@ -34,19 +34,19 @@ class Remote:
     scope: Scope = "sample"
 
     @classmethod
-    def connect(cls, url: str, *, token: str | None = None, timeout: float, attempts: int = 6) -> Remote:
+    def connect(cls, url: str, *, token: str | None = None, timeout: float, patient: bool = True) -> Remote:
         """The scorer at `url`, which says itself what it is; waits until it is ready, `timeout` seconds at most.
 
         A server that knows neither GET /ready nor GET /info gives one score for each sample. A call takes `timeout`
-        seconds and `attempts` tries at most. ValueError: a package is missing, the server is not reached, or is none.
+        seconds at most, and one try if the client is not `patient`. ValueError: a package is missing, the server is
+        not reached, or is none.
         """
         try:
             from flowrl.http import Client
         except ImportError as error:
             raise ValueError(f"{error}; a reward behind a url needs: pip install 'flowrl-posttrain[serve]'") from error
-        patient = Client(url, token=token, deadline=timeout, attempts=sys.maxsize)
-        client = Client(url, token=token, deadline=timeout, attempts=attempts)
-        _if_known(patient, "/ready")
+        client = Client(url, token=token, deadline=timeout, patient=patient)
+        _if_known(client, "/ready", sys.maxsize)
         told = _if_known(client, "/info")
         return cls(client=client) if told is None else cls(client=client, **_description(client.url, told))
 
@@ -67,12 +67,12 @@ class Remote:
         return torch.tensor(wire.decode_scores(answer, range(len(items)), self.columns), dtype=torch.float64)
 
 
-def _if_known(client: Client, path: str) -> dict[str, Any] | None:
+def _if_known(client: Client, path: str, attempts: int | None = None) -> dict[str, Any] | None:
     """What the server has at a path, None where it knows no such path."""
     from flowrl.http import Unreachable
 
     try:
-        return client.get(path)
+        return client.get(path, attempts)
     except Unreachable as error:
         if error.status != 404:
             raise

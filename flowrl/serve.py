@@ -62,12 +62,13 @@ def app(
 
     def items(body: bytes) -> Any:
         try:
-            asked = scorer.items(json.loads(body))
+            asked = json.loads(body)
+            match asked:
+                case {"items": [*some]} if len(some) > max_items:
+                    raise Refusal(413, f"the request has {len(some)} items, {max_items} are taken at once; send fewer")
+            return scorer.items(asked)
         except (ValueError, RecursionError) as error:
             raise Refusal(400, str(error)) from error
-        if len(asked) > max_items:
-            raise Refusal(413, f"the request has {len(asked)} items, {max_items} are taken at once; send fewer")
-        return asked
 
     async def refuse(_: Request, refusal: Refusal) -> JSONResponse:
         return JSONResponse({"error": str(refusal)}, refusal.status)

@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrl.daemon import background
 from flowrl.registry import REWARDS
 from flowrl.wire import Item, decode_request, encode_scores
 
@@ -78,7 +78,7 @@ class Turns:
         """The value of `call`. Refusal: it raises, or is not back in time."""
         async with self._lock:
             self.refuse_while_late()
-            answer = _background(call)
+            answer = background(call)
             done, _ = await asyncio.wait([asyncio.wrap_future(answer)], timeout=self._seconds)
             if not done:
                 self._late = answer
@@ -130,16 +130,3 @@ def _ask_reward(scorer: Reward, items: Sequence[Item]) -> Any:
 def _without_gradients() -> AbstractContextManager[Any]:
     """Inference mode, where the scorer has brought torch in."""
     return sys.modules["torch"].inference_mode() if "torch" in sys.modules else nullcontext()
-
-
-def _background(call: Callable[[], Any]) -> Future[Any]:
-    answer: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # a scorer's SystemExit included
-            answer.set_exception(error)
-
-    Thread(target=work, daemon=True).start()
-    return answer

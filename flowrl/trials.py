@@ -90,14 +90,16 @@ def names() -> tuple[str, ...]:
     return REWARDS.names()
 
 
-def described(name: str) -> tuple[str, str, str, str]:
-    """(columns, needs, scope, state) of a named reward with its default options."""
+def described(name: str) -> tuple[str, str, str, str, str]:
+    """(columns, needs, scope, extra, state) of a named reward with its default options."""
+    extra = REWARDS.extras(name)
     try:
         scorer = build(RewardSpec(name=name))
     except ValueError as error:
-        return "", "", "", str(error)
+        return "", "", "", extra, str(error)
     lacking = list(scorer.missing()) if isinstance(scorer, Provisioned) else []
-    return ", ".join(scorer.columns), ", ".join(sorted(scorer.needs)), scorer.scope, "; ".join(lacking) or "ready"
+    state = "; ".join(lacking) or "ready"
+    return ", ".join(scorer.columns), ", ".join(sorted(scorer.needs)), scorer.scope, extra, state
 
 
 def _scores(spec: RewardSpec, scorer: Reward, media: Media, prompts: Sequence[Prompt]) -> Tensor:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from numbers import Real
-from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flowrl.daemon import background
 from flowrl.wire import plain
 
 T = TypeVar("T")
@@ -82,25 +82,20 @@ def random_states_kept() -> Iterator[None]:
             np.random.set_state(legacy)
 
 
-def background(call: Callable[[], T]) -> Future[T]:
+def scoring(call: Callable[[], T]) -> Future[T]:
     """The value of `call` to come, from a daemon thread in inference mode."""
-    answer: Future[T] = Future()
     device = _device()
 
-    def work() -> None:
-        try:
-            with torch.inference_mode(), torch.cuda.device(device):  # a new thread has its own of both
-                answer.set_result(call())
-        except BaseException as error:  # a scorer's SystemExit included
-            answer.set_exception(error)
+    def work() -> T:
+        with torch.inference_mode(), torch.cuda.device(device):  # a new thread has its own of both
+            return call()
 
-    Thread(target=work, daemon=True).start()
-    return answer
+    return background(work)
 
 
 def _within(seconds: float, call: Callable[[], Any], samples: str) -> Any:
     """The value of `call`, unless a deadline leaves it behind."""
-    answer = background(call)
+    answer = scoring(call)
     if not wait([answer], seconds).done:
         told = f"did not answer within {seconds:g} s for {samples}; raise its `timeout` if it is only slow"
         raise Hung(told, answer)

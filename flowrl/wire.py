@@ -11,19 +11,20 @@ Shape letters: n items of a request, C columns of the scorer.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from PIL import Image
 
+from flowrl.png import from_png_base64, png_base64
+
 VERSION = 1
+MOST_PIXELS = 2**30  # of one request: 1024 pictures of 1024 x 1024
 Id = int | str
 
 
@@ -38,25 +39,6 @@ class Item:
     group: int | None = None
 
 
-def png_base64(image: Image.Image) -> str:
-    """The picture as a PNG in base64; equal pictures give equal texts."""
-    file = BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def from_png_base64(text: str) -> Image.Image:
-    """The picture of a base64 PNG. ValueError: it is none, is damaged, or has more pixels than Pillow's limit."""
-    try:
-        image = Image.open(BytesIO(base64.b64decode(text, validate=True)), formats=("PNG",))
-        if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels are over the limit of {Image.MAX_IMAGE_PIXELS}")
-        image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: a wrong checksum
-        raise ValueError(f"{reprlib.repr(text)} is no picture in base64 PNG: {error}") from error
-    return image
-
-
 # requests
 
 
@@ -69,13 +51,24 @@ def decode_request(body: Any) -> list[Item]:
     """The items of a body. ValueError: it is not what the format says; names the item and the value."""
     match body:
         case {"version": 1, "items": [_, *_] as raw}:
-            items = [_decoded(one) for one in raw]
+            items = list(_bounded(raw))
         case _:
             raise ValueError(f'the request is {show(body)}, wanted {{"version": 1, "items": [...]}}')
     ids = [item.id for item in items]
     if len(set(ids)) < len(ids):
         raise ValueError(f"ids {[id for id in dict.fromkeys(ids) if ids.count(id) > 1]} are given more than once")
     return items
+
+
+def _bounded(raw: Iterable[Any]) -> Iterator[Item]:
+    """Items, decoded one after the other while they are not too large together."""
+    pixels = 0
+    for one in raw:
+        item = _decoded(one)
+        pixels += item.image.width * item.image.height
+        if pixels > MOST_PIXELS:
+            raise ValueError(f"the pictures have more than {MOST_PIXELS} pixels together; send fewer at once")
+        yield item
 
 
 def _encoded(item: Item) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.types import Cond, LatentSpec, Prompt
+from flowrl.zoo import embedded
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,7 @@ class Adapter(Protocol):
 
 def locate(path: str) -> str:
     """The folder of an embedded model, else the path or hub id as it is."""
-    asset = resources.files("flowrl.zoo") / "assets" / path
-    if "/" not in path and asset.is_dir():
+    if asset := embedded(path):
         return str(asset)
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise ValueError(

@@ -10,6 +10,8 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 
+from flowrl.zoo import embedded
+
 DISTRIBUTION = "flowrl-posttrain"
 
 
@@ -29,9 +31,14 @@ def absent_file(option: str, source: str, name: str = "config.json") -> Iterator
         )
 
 
+def resolved(source: str) -> str:
+    """The folder of an embedded model, else the path or hub id as a library takes it."""
+    return str(embedded(source) or (Path(source).expanduser() if source.startswith("~") else source))
+
+
 def located(source: str, name: str = "config.json") -> Path | None:
     """The local path of a file, of a folder's file `name`, or of that file of a hub id in the cache."""
-    path = Path(source).expanduser()
+    path = Path(resolved(source))
     if path.is_file():
         return path
     if path.is_dir():

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.rewards import Media
 from flowrl.types import Prompt
 from flowrl_rewards._towers import HubTowers, OpenTowers, bilinear, check_scale
-from flowrl_rewards._weights import absent_file, absent_packages, device_of
+from flowrl_rewards._weights import absent_file, absent_packages, device_of, resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class OpenCLIP:
     columns: ClassVar[tuple[str, ...]] = ("score",)
     needs: ClassVar[frozenset[str]] = frozenset()
     scope: ClassVar[str] = "sample"
-    path: str = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"  # or a local folder in open_clip's format, or a weight file
+    path: str = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"  # or a folder of open_clip's, a weight file, an embedded model
     model: str = ""  # open_clip's name of the architecture of a weight file, such as ViT-B-32
     scale: float = 1.0
     device: str = "auto"
@@ -55,7 +55,7 @@ class OpenCLIP:
 
     @property
     def _place(self) -> Path:
-        return Path(self.path).expanduser()
+        return Path(resolved(self.path))
 
     @cached_property
     def _towers(self) -> OpenTowers:

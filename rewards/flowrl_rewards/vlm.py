@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from flowrl_rewards._judge import Ask, Asker, Questionnaire
-from flowrl_rewards._weights import absent_file, absent_packages, device_of
+from flowrl_rewards._weights import absent_file, absent_packages, device_of, resolved
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJudge(Asker):
-    """A model by hub id or local path.
+    """A model by hub id, local path or the name of an embedded one.
 
     `layout` is the text for a processor without a chat template: {images} = its image token once a picture.
     ValueError: an option that cannot be, or a model that has no single token for an answer.
@@ -107,13 +107,13 @@ class LocalJudge(Asker):
     def _processor(self) -> Any:
         from transformers import AutoProcessor
 
-        return AutoProcessor.from_pretrained(self.model)
+        return AutoProcessor.from_pretrained(resolved(self.model))
 
     @cached_property
     def _network(self) -> Any:
         from transformers import AutoModelForImageTextToText
 
-        network: Any = AutoModelForImageTextToText.from_pretrained(self.model, dtype=self.dtype)
+        network: Any = AutoModelForImageTextToText.from_pretrained(resolved(self.model), dtype=self.dtype)
         return network.to(device_of(self.device)).eval()
 
 

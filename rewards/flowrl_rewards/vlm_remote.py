@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.daemon import in_parallel
+from flowrl.png import png_base64
 from flowrl.verdicts import Unavailable
-from flowrl.wire import png_base64, show
+from flowrl.wire import show
 from flowrl_rewards._judge import Ask, Asker, Questionnaire
 from flowrl_rewards._weights import absent_packages
 
@@ -61,9 +62,7 @@ class RemoteJudge(Asker):
 
     def _choices(self, asks: Sequence[Ask], **how: Any) -> list[Mapping[str, Any]]:
         """The answers by position; after one that failed, those not begun are given up."""
-        one = partial(self._choice, self._client, how)
-        with ThreadPoolExecutor(self.parallel) as pool:
-            return list(pool.map(one, asks))
+        return in_parallel(partial(self._choice, self._client, how), asks, self.parallel)
 
     def _choice(self, client: Any, how: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
         from flowrl.http import Unreachable
@@ -75,7 +74,7 @@ class RemoteJudge(Asker):
         try:
             answer = client.post("/chat/completions", body)
         except Unreachable as error:
-            if error.status is None or error.status in (429, 503):
+            if error.status in (None, 200, 429, 503):
                 raise Unavailable(str(error)) from error
             raise
         match answer:

@@ -14,6 +14,7 @@ import torch
 from flowrl import http
 from flowrl.bank import RewardBank
 from flowrl.http import Client
+from flowrl.png import png_base64
 from flowrl.remote import Remote
 from flowrl.rewards import Media
 from flowrl.scorers import RewardSpec
@@ -21,7 +22,6 @@ from flowrl.session import start
 from flowrl.train import train_step
 from flowrl.types import Prompt
 from flowrl.verdicts import RewardError, Unavailable
-from flowrl.wire import png_base64
 from tests.tiny import NFT, config, tiny_sd3
 
 CASES = Path(os.environ.get("FLOWRL_CASES", Path(__file__).parents[1] / "data" / "cases"))
@@ -140,7 +140,7 @@ def test_an_answer_beyond_the_limit_is_not_read(at):
 
 
 def test_scores_from_before_the_port_closed_are_kept(at, undisturbed):
-    judges = bank(at("close_after", n=2), batch=1, on_failure="drop_sample")
+    judges = bank(at("close_after", n=2), batch=1, on_failure="drop_sample", timeout=1)
     verdicts = judges(MEDIA, PROMPTS, GROUPS)
     assert torch.equal(verdicts.scores[:2, 0], undisturbed[:2].float())
     assert verdicts.scores[2:].isnan().all() and verdicts.failures == {"far": 2}

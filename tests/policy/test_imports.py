@@ -40,18 +40,23 @@ TABLE = {
         "torch",
     ),
     "flowrl.models": (
-        "flowrl.types flowrl.registry flowrl.draws flowrl.grids flowrl_kernels",
+        "flowrl.types flowrl.registry flowrl.draws flowrl.grids flowrl.zoo flowrl_kernels",
         "torch diffusers transformers safetensors numpy PIL",
     ),
-    "flowrl.verdicts": ("flowrl.types flowrl.wire", "torch numpy"),
+    "flowrl.daemon": ("", ""),
+    "flowrl.verdicts": ("flowrl.types flowrl.wire flowrl.daemon", "torch numpy"),
     "flowrl.rewards": ("flowrl.types", "torch PIL"),
     "flowrl.http": ("", "httpx tenacity"),
-    "flowrl.wire": ("", "numpy PIL"),
+    "flowrl.png": ("", "PIL"),
+    "flowrl.wire": ("flowrl.png", "numpy PIL"),
     "flowrl.watch": ("", "torch"),
     "flowrl.watchdog": ("", "pydantic"),
     "flowrl.remote": ("flowrl.types flowrl.rewards flowrl.wire flowrl.http flowrl.verdicts", "torch"),
     "flowrl.isolated": ("flowrl.types flowrl.rewards flowrl.remote flowrl.http flowrl.verdicts", "torch"),
-    "flowrl.served": ("flowrl.registry flowrl.wire flowrl.types flowrl.rewards flowrl.scorers", "torch numpy"),
+    "flowrl.served": (
+        "flowrl.daemon flowrl.registry flowrl.wire flowrl.types flowrl.rewards flowrl.scorers",
+        "torch numpy",
+    ),
     "flowrl.serve": ("flowrl.served flowrl.wire", "fastapi uvicorn"),
     "flowrl.scorers": (
         "flowrl.types flowrl.registry flowrl.rewards flowrl.verdicts flowrl.remote flowrl.isolated",
@@ -61,7 +66,8 @@ TABLE = {
     "flowrl.policy": ("flowrl.types flowrl.models.base", "torch accelerate peft safetensors"),
     "flowrl_kernels": ("", "torch triton"),
     "flowrl_rewards": (
-        "flowrl.types flowrl.rewards flowrl.http flowrl.wire flowrl.verdicts flowrl.watch flowrl.zoo",
+        "flowrl.types flowrl.rewards flowrl.http flowrl.png flowrl.wire flowrl.daemon flowrl.verdicts flowrl.watch "
+        "flowrl.zoo",
         ANY,
     ),
 }

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from flowrl.png import from_png_base64, png_base64
 from flowrl.rewards import Media
 from flowrl.types import Prompt
 from flowrl.verdicts import Unavailable
-from flowrl.wire import from_png_base64, png_base64
 from flowrl_rewards._judge import Ask
 from flowrl_rewards.vlm_remote import RemoteJudge, RemoteVLM
 

@@ -7,7 +7,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Thread, Timer
 
 import pytest
 
@@ -48,8 +48,8 @@ def serve(monkeypatch):
     monkeypatch.setattr(http, "FIRST", 0.02)
     servers = []
 
-    def start(*script):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    def start(*script, port=0):
+        server = ThreadingHTTPServer(("127.0.0.1", port), Scripted)
         server.daemon_threads, server.script, server.seen = True, list(script), []
         server.url = f"http://127.0.0.1:{server.server_address[1]}"
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -206,10 +206,23 @@ def test_a_server_that_is_not_there_is_named(serve):
     server.shutdown()
     server.server_close()
     with pytest.raises(
-        Unreachable, match=rf"^{server.url}/p cannot be reached.*\(3 tries.*see that the server runs"
+        Unreachable, match=rf"^{server.url}/p cannot be reached.*\(1 tries.*see that the server runs"
     ) as caught:
-        Client(server.url, deadline=5, attempts=3).get("/p")
+        Client(server.url, deadline=5, patient=False).get("/p")
     assert caught.value.status is None
+
+
+def test_a_server_that_is_away_is_waited_for_until_the_deadline(serve, monkeypatch):
+    monkeypatch.setattr(http, "LONGEST", 0.05)
+    server = serve(OK)
+    server.shutdown()
+    server.server_close()
+    client, start = Client(server.url, deadline=1, attempts=2), time.monotonic()
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        client.get("/p")
+    assert 0.9 < time.monotonic() - start < 1.5
+    Timer(0.4, serve, [OK], {"port": server.server_address[1]}).start()
+    assert client.get("/p") == {"a": [1, None]}
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://host", "http://", "", "http://[::1", "host"])

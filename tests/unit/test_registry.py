@@ -1,4 +1,5 @@
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -6,11 +7,6 @@ from flowrl import registry
 from flowrl.registry import ALGORITHMS, MODELS, REGULARISERS, REWARDS, Registry
 
 ALL = "awm, crd, dgpo, dpo, flow_grpo, nft, paired, ram"
-
-
-class Point:
-    def __init__(self, name, value):
-        self.name, self.value = name, value
 
 
 @pytest.fixture
@@ -50,13 +46,16 @@ def test_the_object_behind_a_lazy_name_may_register_itself():
 def test_a_second_meaning_of_a_name_is_refused(taken, installed):
     things = Registry("thing", {"lazy": "collections:Counter"}, entry_points="a.group")
     things.register("registered")(dict)
-    installed.append(Point("installed", "collections:deque"))
+    installed.append(EntryPoint("installed", "collections:deque", "a.group"))
     with pytest.raises(ValueError, match=rf"thing '{taken}' is .* already"):
         things.register(taken)(list)
 
 
 def test_entry_points_are_found_and_loaded_on_use(installed):
-    installed += [Point("good", "collections:deque"), Point("broken", "no_such_package_kettle:thing")]
+    installed += [
+        EntryPoint("good", "collections:deque", "a.group"),
+        EntryPoint("broken", "no_such_package_kettle:thing", "a.group"),
+    ]
     things = Registry("thing", entry_points="a.group")
     assert things.names() == ("broken", "good")
     assert things["good"] is sys.modules["collections"].deque
@@ -64,14 +63,24 @@ def test_entry_points_are_found_and_loaded_on_use(installed):
         things["broken"]
 
 
+def test_an_entry_point_may_ask_for_extras(installed):
+    installed += [
+        EntryPoint("x", "collections:deque [one, two]", "a.group"),
+        EntryPoint("y", "collections:Counter", "a.group"),
+    ]
+    things = Registry("thing", entry_points="a.group")
+    assert things["x"] is sys.modules["collections"].deque
+    assert (things.extras("x"), things.extras("y"), things.extras("z")) == ("one, two", "", "")
+
+
 def test_two_packages_that_claim_one_name_are_both_named(installed):
-    installed += [Point("x", "collections:deque"), Point("x", "collections:Counter")]
+    installed += [EntryPoint("x", "collections:deque", "a.group"), EntryPoint("x", "collections:Counter", "a.group")]
     with pytest.raises(ValueError, match="'x' is both collections:deque and collections:Counter"):
         Registry("thing", entry_points="a.group").names()
 
 
 def test_one_package_found_twice_is_no_collision(installed):
-    installed += [Point("x", "collections:deque")] * 2
+    installed += [EntryPoint("x", "collections:deque", "a.group")] * 2
     assert Registry("thing", entry_points="a.group")["x"] is sys.modules["collections"].deque
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from flowrl import wire
+from flowrl.png import from_png_base64, png_base64
 from flowrl.wire import Item
 
 NAN = float("nan")
@@ -43,9 +44,9 @@ def request(**changed):
 
 
 def test_a_picture_comes_back_pixel_by_pixel():
-    again = wire.from_png_base64(wire.png_base64(noise(1)))
+    again = from_png_base64(png_base64(noise(1)))
     assert again.mode == "RGB" and np.array_equal(np.asarray(again), np.asarray(noise(1)))
-    assert wire.png_base64(noise(1)) == wire.png_base64(noise(1).copy())
+    assert png_base64(noise(1)) == png_base64(noise(1).copy())
 
 
 def test_a_request_comes_back():
@@ -197,3 +198,11 @@ def test_a_column_that_is_missing_is_refused():
 def test_a_literal_nan_is_no_verdict():
     raw = json.loads('{"scores": [{"id": 0, "score": NaN}]}')
     assert math.isnan(wire.decode_scores(raw, [0], ["score"])[0][0])
+
+
+def test_pictures_are_refused_before_they_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(wire, "MOST_PIXELS", 40)
+    items = [Item(row, "", noise(row), {}) for row in range(2)]  # 20 pixels each
+    assert len(wire.decode_request(wire.encode_request(items))) == 2
+    with pytest.raises(ValueError, match="more than 40 pixels together; send fewer"):
+        wire.decode_request(wire.encode_request([*items, Item(2, "", noise(0, 1, 1), {})]))
