@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flowrl import checkpoint
@@ -47,4 +48,10 @@ def roll_back(s: Session) -> None:
     if s.accelerator.is_main_process:
         shutil.rmtree(folder / "drifted", ignore_errors=True)
         os.replace(folder / "checkpoints", folder / "drifted")
+        settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """The second half of a rollback, which a kill may have cut off from the first."""
+    if (folder / "drifted").exists() and (folder / SOUND).exists() and not (folder / "checkpoints").exists():
         os.replace(folder / SOUND, folder / "checkpoints")

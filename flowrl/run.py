@@ -16,7 +16,7 @@ from flowrl import checkpoint
 from flowrl.config import Config
 from flowrl.evaluate import generate, score
 from flowrl.export import export
-from flowrl.guard import SOUND, roll_back, watchdog
+from flowrl.guard import SOUND, roll_back, settle, watchdog
 from flowrl.session import Session, make_accelerator, start
 from flowrl.tell import Teller
 from flowrl.train import train_step
@@ -52,6 +52,7 @@ def run(config: Config, resume: bool = False, overwrite: bool = False) -> Path:
     """
     accelerator = make_accelerator(config)
     if accelerator.is_main_process:
+        settle(config.folder)
         check_folder(config, resume, overwrite)
     accelerator.wait_for_everyone()
     folder, state = config.folder, {"step": 0, "best": float("-inf")}

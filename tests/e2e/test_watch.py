@@ -155,6 +155,14 @@ def test_a_rollback_before_the_first_checkpoint_is_to_the_base(tiny, tmp_path):
     assert sound.name == "step-000000" and weights(sound) == weights(sound, "ref")
 
 
+def test_a_rollback_that_a_kill_cut_in_two_is_finished_on_resume(tiny, tmp_path):
+    c = hasty(tmp_path, tiny, "watch.action=rollback", "save.every=0")
+    _, steps = tripped(c)
+    (c.folder / "checkpoints").rename(c.folder / "sound")
+    run.run(hasty(tmp_path, tiny, "watch.action=warn", "save.every=0", f"steps={steps}"), resume=True)
+    assert weights(c.folder / "checkpoints" / f"step-{steps:06d}") == weights(c.folder / "drifted" / f"step-{steps:06d}")
+
+
 def test_a_warning_is_said_and_the_run_goes_on(tiny, tmp_path, capfd):
     c = hasty(tmp_path, tiny, "watch.action=warn")
     run.run(c)
