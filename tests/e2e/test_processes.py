@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowrl.guard import watchdog
 from flowrl.session import ask, first_noise, start
 from flowrl.train import train_step
 from tests.tiny import NFT, config
@@ -22,6 +23,7 @@ import sys
 import torch
 
 from flowrl.config import load
+from flowrl.guard import watchdog
 from flowrl.session import ask, first_noise, start
 from flowrl.train import train_step
 
@@ -32,6 +34,7 @@ for number, path in enumerate(paths):
     seen = {
         "processes": s.accelerator.num_processes, "rank": s.accelerator.process_index,
         "prompts": [p.text for p in prompts], "noise": first_noise(s, roots, 0),
+        "base": watchdog(s, {"step": 0}, print).base,
         "metrics": [train_step(s, step) for step in range(2)], "weights": s.policy.state()[0]["current"],
     }
     torch.save(seen, f"{out}/{number}-{seen['rank']}.pt")
@@ -69,6 +72,10 @@ def test_two_processes_do_what_one_does(launched, recipe):
     assert s.accelerator.num_processes == 1 and [seen["processes"] for seen in ranks] == [2, 2]
     assert [text for seen in ranks for text in seen["prompts"]] == [p.text for p in prompts]
     assert torch.equal(torch.cat([seen["noise"] for seen in ranks]), first_noise(s, roots, 0))
+    base = watchdog(s, {"step": 0}, print).base
+    assert ranks[0]["base"] == ranks[1]["base"] and set(base) == set(ranks[0]["base"])
+    for name, values in base.items():
+        assert ranks[0]["base"][name] == pytest.approx(values, rel=1e-4), name
     alone, first = train_step(s, 0), ranks[0]["metrics"][0]
     assert {name for name in first if not name.startswith("time/")} <= set(alone)
     for name in ("train/loss", "train/grad_norm"):
