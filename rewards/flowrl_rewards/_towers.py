@@ -19,6 +19,7 @@ from torch.nn.functional import cosine_similarity
 
 from flowrl.rewards import Media
 from flowrl.types import Prompt
+from flowrl_rewards._pretrained import pretrained
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +93,9 @@ class HubTowers(Towers):
     """A CLIPModel of transformers, with the tokenizer of `processor`."""
 
     def __init__(self, model: str, processor: str, prepare: Prepare, device: torch.device) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, CLIPModel
 
-        network = hub_clip(model).to(device)
+        network = pretrained(CLIPModel, model, "model").to(device)
         super().__init__(network, prepare, network.config.text_config.max_position_embeddings, device)
         self.tokenizer = AutoTokenizer.from_pretrained(processor)
 
@@ -107,18 +108,6 @@ class HubTowers(Towers):
 
     def read(self, tokens: Tensor) -> Tensor:
         return self.network.text_projection(self.network.text_model(input_ids=tokens).pooler_output)
-
-
-def hub_clip(model: str) -> Any:
-    """The network of a hub id or a local folder, in float32. ValueError: its weights lack some parameters."""
-    from transformers import CLIPModel
-
-    loaded: Any = CLIPModel.from_pretrained(model, dtype=torch.float32, output_loading_info=True)
-    network, info = loaded
-    if info["missing_keys"]:
-        lacking = ", ".join(sorted(info["missing_keys"])[:4])
-        raise ValueError(f"model = {model} is no complete CLIPModel (it lacks {lacking}); give the published one")
-    return network.eval()
 
 
 def bicubic(processor: str) -> Prepare:

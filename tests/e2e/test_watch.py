@@ -160,7 +160,8 @@ def test_a_rollback_that_a_kill_cut_in_two_is_finished_on_resume(tiny, tmp_path)
     _, steps = tripped(c)
     (c.folder / "checkpoints").rename(c.folder / "sound")
     run.run(hasty(tmp_path, tiny, "watch.action=warn", "save.every=0", f"steps={steps}"), resume=True)
-    assert weights(c.folder / "checkpoints" / f"step-{steps:06d}") == weights(c.folder / "drifted" / f"step-{steps:06d}")
+    end = f"step-{steps:06d}"
+    assert weights(c.folder / "checkpoints" / end) == weights(c.folder / "drifted" / end)
 
 
 def test_a_warning_is_said_and_the_run_goes_on(tiny, tmp_path, capfd):
