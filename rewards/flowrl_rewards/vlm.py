@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flowrl_rewards._judge import Ask, Asker, Questionnaire
+from flowrl_rewards._pretrained import pretrained
 from flowrl_rewards._weights import absent_file, absent_packages, device_of, resolved
 
 
@@ -113,8 +114,9 @@ class LocalJudge(Asker):
     def _network(self) -> Any:
         from transformers import AutoModelForImageTextToText
 
-        network: Any = AutoModelForImageTextToText.from_pretrained(resolved(self.model), dtype=self.dtype)
-        return network.to(device_of(self.device)).eval()
+        dtype = getattr(torch, self.dtype)
+        network = pretrained(AutoModelForImageTextToText, resolved(self.model), "model", dtype)
+        return network.to(device_of(self.device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
@@ -238,3 +239,14 @@ def test_a_model_that_is_not_here_is_named_and_one_that_is_is_not(model):
 def test_the_usual_question_is_the_published_one():
     (usual,) = VLM().questions
     assert usual.text.format(prompt="two cubes") == 'Does this image match the caption "two cubes"? Answer Yes or No.'
+
+
+def test_weights_that_lack_a_part_are_refused(model, tmp_path):
+    folder = tmp_path / "lacking"
+    shutil.copytree(model, folder)
+    state = load_file(folder / "model.safetensors")
+    lost = next(name for name in state if "vision_tower" in name)
+    save_file({name: value for name, value in state.items() if name != lost}, folder / "model.safetensors")
+    judge = LocalJudge(model=str(folder), size=16, layout=LAYOUT)
+    with pytest.raises(ValueError, match=rf"model = {folder} is no complete .*it lacks .*{lost.split('.')[-2]}"):
+        judge.weigh([Ask((Image.new("RGB", (16, 16)),), "two")], (("Yes",), ("No",)))
