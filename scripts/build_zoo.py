@@ -131,6 +131,27 @@ def new_tokenizer() -> CLIPTokenizer:
     return tokenizer
 
 
+def for_transformers_4(folder: Path) -> None:
+    """Beside what transformers 5 saves of a tokenizer or a processor, what transformers 4 looks for."""
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    if config["tokenizer_class"] == "CLIPTokenizer":
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"], ensure_ascii=False) + "\n")
+        merges = "\n".join(" ".join(pair) for pair in model["merges"])
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    else:
+        config.pop("backend", None)
+        config |= {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "additional_special_tokens": config.pop("extra_special_tokens", []),
+            "model_input_names": ["input_ids", "attention_mask"],
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if (folder / "processor_config.json").exists():
+        image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+        (folder / "preprocessor_config.json").write_text(json.dumps(image, indent=2) + "\n")
+
+
 def new_text_encoder(tokenizer: CLIPTokenizer, width: int, seed: int) -> CLIPTextModelWithProjection:
     """A frozen random encoder: its residual stream carries the tokens and their places, its attention mixes them."""
     config = CLIPTextConfig(
@@ -290,3 +311,5 @@ if __name__ == "__main__":
     pipe = assemble(train_autoencoder(args.work, args.ae_steps))
     train_transformer(args.work, pipe, args.steps)
     pipe.to(dtype=torch.float16).save_pretrained(args.out)
+    for name in ("tokenizer", "tokenizer_2"):
+        for_transformers_4(args.out / name)

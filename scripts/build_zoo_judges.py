@@ -26,7 +26,7 @@ import numpy as np
 import open_clip
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -220,6 +220,7 @@ def new_clip(folder: Path) -> tuple[open_clip.CLIP, dict[str, Any]]:
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=CONTEXT, **SPECIAL)
     tokenizer.save_pretrained(folder)
+    build_zoo.for_transformers_4(folder)
     text = {
         "context_length": CONTEXT, "vocab_size": len(tokenizer), "hf_tokenizer_name": folder.name,
         "width": TEXT_WIDTH, "heads": HEADS, "layers": 2, "pool_type": "eos", "eos_id": tokenizer.eos_token_id,
@@ -349,6 +350,7 @@ def new_vlm(folder: Path, clip: open_clip.CLIP) -> tuple[LlavaForConditionalGene
     model.model.vision_tower.load_state_dict(tower(clip.visual))
     model.model.vision_tower.requires_grad_(False)
     processor.save_pretrained(folder)
+    build_zoo.for_transformers_4(folder)
     return model, processor
 
 
@@ -480,7 +482,11 @@ def train_vlm(work: Path, clip_folder: Path, folder: Path, data: dict[str, Any],
 
 
 def save_vlm(model: LlavaForConditionalGeneration, folder: Path) -> None:
+    """With the names that transformers 4 gives the image tower; transformers 5 reads them, too."""
     copy.deepcopy(model).half().save_pretrained(folder)
+    path = folder / "model.safetensors"
+    named = {k.replace("vision_tower.", "vision_tower.vision_model."): v for k, v in load_file(path).items()}
+    save_file(named, path, metadata={"format": "pt"})
 
 
 # --- what they reach -------------------------------------------------------------------------------------------------

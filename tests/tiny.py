@@ -11,6 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokeni
 
 from flowrl.config import Config, resolve
 from flowrl.config_file import override
+from tests.either import byte_tokenizer
 
 TOKENS = 12
 REWARD = """
@@ -76,11 +77,9 @@ NFT = (
 
 
 def _tokenizer() -> CLIPTokenizer:
-    """Byte-pair encoding without merges: one token a byte."""
     alphabet = sorted(ByteLevel.alphabet())
     pieces = ["<|startoftext|>", "<|endoftext|>", *alphabet, *(letter + "</w>" for letter in alphabet)]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=TOKENS)
+    return byte_tokenizer(pieces, model_max_length=TOKENS)
 
 
 def _text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWithProjection:

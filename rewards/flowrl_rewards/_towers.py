@@ -112,10 +112,13 @@ class HubTowers(Towers):
 
 def bicubic(processor: str) -> Prepare:
     """The pictures as the processor's PIL backend prepares them."""
-    from transformers import AutoImageProcessor
+    from packaging.version import Version
+    from transformers import AutoImageProcessor, __version__
 
-    prepare = AutoImageProcessor.from_pretrained(processor, backend="pil")
-    return lambda media: prepare(images=media.pil(), return_tensors="pt")["pixel_values"]
+    pil = {"backend": "pil"} if Version(__version__) >= Version("5.6") else {"use_fast": False}
+    prepare = AutoImageProcessor.from_pretrained(processor, **pil)
+    how = {"input_data_format": "channels_last", "return_tensors": "pt"}  # not guessed from a picture of one row
+    return lambda media: prepare(images=media.pil(), **how)["pixel_values"]
 
 
 def bilinear(processor: str) -> Prepare:

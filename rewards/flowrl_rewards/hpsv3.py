@@ -77,7 +77,6 @@ class HPSv3:
         return self._processor(
             text=self._processor.apply_chat_template(turns, add_generation_prompt=True),
             images=media.pil(),
-            images_kwargs={"size": {"shortest_edge": self.pixels, "longest_edge": self.pixels}},
             padding=True,
             return_tensors="pt",
         )
@@ -90,7 +89,8 @@ class HPSv3:
     def _processor(self) -> Any:
         from transformers import AutoProcessor
 
-        processor = AutoProcessor.from_pretrained(self.base, padding_side="right")
+        pixels = {"min_pixels": self.pixels, "max_pixels": self.pixels}  # transformers 4 takes them here only
+        processor = AutoProcessor.from_pretrained(self.base, padding_side="right", **pixels)
         processor.tokenizer.add_special_tokens({"additional_special_tokens": [REWARD]})
         return processor
 

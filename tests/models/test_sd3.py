@@ -125,7 +125,7 @@ def test_a_lora_file_gives_the_stock_pipeline_our_samples(tiny, tmp_path):
         tmp_path, transformer_lora_layers=layers, transformer_lora_adapter_metadata=settings
     )
     fresh = load(tiny)
-    fresh.pipeline.load_lora_weights(tmp_path)
+    fresh.pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
     assert_close(stock(fresh.pipeline, adapter, 4), tuned, atol=1e-4, rtol=0)
 
 

@@ -4,6 +4,7 @@ from torch.testing import assert_close
 
 from flowrl.rewards import Media
 from flowrl.types import Prompt
+from tests.either import PilProcessor, byte_tokenizer
 
 
 @pytest.fixture
@@ -29,11 +30,11 @@ def steady():
 def hub_clip(tmp_path_factory):
     """The folder of a random CLIPModel for 32 x 32 pictures and 12 tokens, with its tokenizer and image processor."""
     from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+    from transformers import CLIPConfig, CLIPModel
 
     letters = sorted(ByteLevel.alphabet())
     pieces = ["<|startoftext|>", "<|endoftext|>", *letters, *(letter + "</w>" for letter in letters)]
-    tokenizer = CLIPTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=12)
+    tokenizer = byte_tokenizer(pieces, model_max_length=12)
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {"vocab_size": len(pieces), "max_position_embeddings": 12, "bos_token_id": 0, "eos_token_id": 1}
     picture = {"image_size": 32, "patch_size": 8}
@@ -46,7 +47,7 @@ def hub_clip(tmp_path_factory):
     lively(network)
     folder = tmp_path_factory.mktemp("hub_clip")
     crop = {"height": 32, "width": 32}
-    for part in (network, tokenizer, CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=crop)):
+    for part in (network, tokenizer, PilProcessor(size={"shortest_edge": 32}, crop_size=crop)):
         part.save_pretrained(folder)
     return folder
 

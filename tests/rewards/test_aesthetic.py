@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from flowrl_rewards.aesthetic import Aesthetic, read
+from tests.either import PilProcessor
 
 WIDTHS = {"0": (1024, None), "2": (128, 1024), "4": (64, 128), "6": (16, 64), "7": (1, 16)}
 
@@ -34,10 +35,10 @@ def by_hand(state, embeds):
 
 
 def test_the_score_is_affine_in_the_unit_embedding(hub_clip, weights, sized):
-    from transformers import CLIPImageProcessorPil, CLIPModel
+    from transformers import CLIPModel
 
     media, prompts = sized(48, 61)
-    pixels = CLIPImageProcessorPil.from_pretrained(hub_clip)(images=media.pil(), return_tensors="pt").pixel_values
+    pixels = PilProcessor.from_pretrained(hub_clip)(images=media.pil(), return_tensors="pt").pixel_values
     with torch.inference_mode():
         network = CLIPModel.from_pretrained(hub_clip)
         embeds = network.visual_projection(network.vision_model(pixel_values=pixels).pooler_output)

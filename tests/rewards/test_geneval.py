@@ -15,7 +15,6 @@ from transformers import (
     CLIPImageProcessor,
     CLIPModel,
     CLIPProcessor,
-    CLIPTokenizer,
     DetrConfig,
     DetrForObjectDetection,
     DetrImageProcessor,
@@ -26,6 +25,7 @@ from flowrl.rewards import Media
 from flowrl.types import Prompt
 from flowrl_rewards._objects import ClipPainter, Detr, Found
 from flowrl_rewards.geneval import GenEval, judged, kept, relations
+from tests.either import byte_tokenizer
 from tests.reference import geneval as reference
 
 A, B, C, FAR = (0, 0, 10, 10), (20, 0, 30, 10), (40, 0, 50, 10), (60, 40, 80, 60)
@@ -238,6 +238,7 @@ def detector(tmp_path_factory):
                           out_features=["stage4"])  # fmt: skip
     config = DetrConfig(
         use_timm_backbone=False,
+        use_pretrained_backbone=False,
         backbone_config=stages,
         d_model=16,
         num_queries=6,
@@ -265,7 +266,7 @@ def clip(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clip")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    words = CLIPTokenizer(vocab={word: row for row, word in enumerate(vocab)}, merges=[])
+    words = byte_tokenizer(vocab)
     layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     last = len(vocab) - 1
     text = {**layers, "vocab_size": len(vocab), "bos_token_id": last - 1, "eos_token_id": last, "pad_token_id": last}
@@ -319,7 +320,8 @@ def test_a_colour_is_the_one_whose_descriptions_are_nearest_to_the_cut_out(clip)
         cosines = []
         for one in colours:
             texts = [f"a photo of a {one} dog", f"a photo of a {one}-colored dog", f"a photo of a {one} object"]
-            inputs = prepare(text=texts, images=picture.crop(edges), padding=True, return_tensors="pt")
+            inputs = prepare(text=texts, images=picture.crop(edges), padding=True, return_tensors="pt",
+                             input_data_format="channels_last")  # fmt: skip
             raw = network(**inputs)
             cosines.append(normalize(raw.text_embeds.mean(0), dim=0) @ raw.image_embeds[0])
         assert colour == colours[int(torch.stack(cosines).argmax())]

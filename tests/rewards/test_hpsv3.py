@@ -18,6 +18,7 @@ from transformers import (
 from flowrl.rewards import Media
 from flowrl.types import Prompt
 from flowrl_rewards.hpsv3 import HPSv3
+from tests.either import QwenProcessor, byte_tokenizer
 
 WIDTH = 32
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -36,8 +37,7 @@ def noise(n, height=50, width=90):
 
 
 def tokenizer():
-    letters = {letter: row for row, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    words = Qwen2Tokenizer(vocab=letters, merges=[])
+    words = byte_tokenizer(sorted(pre_tokenizers.ByteLevel.alphabet()), Qwen2Tokenizer)
     words.add_special_tokens({"additional_special_tokens": SPECIAL})
     return words
 
@@ -55,7 +55,7 @@ def raw():
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},  # as in the published file
             "initializer_range": 0.2,
         },
         vision_config={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "initializer_range": 0.2},
@@ -100,7 +100,7 @@ def build(raw, state, tmp_path):
 def expected(raw, picture, text):
     """(mu, sigma) of one sample whose tokens are put together by hand."""
     network, head = raw
-    words, images = tokenizer(), Qwen2VLImageProcessor(size={"shortest_edge": PIXELS, "longest_edge": PIXELS})
+    words, images = tokenizer(), QwenProcessor(min_pixels=PIXELS, max_pixels=PIXELS)
     seen = images(images=[picture], return_tensors="pt")
     pads = "<|image_pad|>" * (seen["image_grid_thw"].prod().item() // 4)
     before = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>How good a picture of {text} is this? "

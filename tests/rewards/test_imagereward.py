@@ -128,7 +128,7 @@ def state(monkeypatch):
 def options(state, tmp_path):
     torch.save(state, tmp_path / "ImageReward.pt")
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", "utf-8")
-    BertTokenizer(vocab=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "words")
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "words")
     return {"weights": str(tmp_path), "tokenizer": str(tmp_path / "words")}
 
 

@@ -5,14 +5,15 @@ import torch
 from torch.testing import assert_close
 
 from flowrl_rewards.pickscore import PickScore
+from tests.either import PilProcessor
 
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 61), (71, 40)], ids=["square", "wide", "high"])
 def test_pickscore_is_the_logit_of_pictures_prepared_by_pil(hub_clip, sized, size):
-    from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+    from transformers import AutoTokenizer, CLIPModel
 
     media, prompts = sized(*size)
-    pixels = CLIPImageProcessorPil.from_pretrained(hub_clip)(images=media.pil(), return_tensors="pt").pixel_values
+    pixels = PilProcessor.from_pretrained(hub_clip)(images=media.pil(), return_tensors="pt").pixel_values
     network, tokenizer = CLIPModel.from_pretrained(hub_clip), AutoTokenizer.from_pretrained(hub_clip)
     with torch.inference_mode():
         texts = tokenizer([prompt.text for prompt in prompts], padding=True, return_tensors="pt")

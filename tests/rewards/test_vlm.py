@@ -42,7 +42,7 @@ def _save(folder, chat):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>",
-        additional_special_tokens=["<image>"],
+        additional_special_tokens=["<image>"], model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
     side = {"height": 16, "width": 16}
     LlavaProcessor(
