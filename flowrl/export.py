@@ -7,6 +7,8 @@ from pathlib import Path
 from flowrl.policy import Slot
 from flowrl.session import Session
 
+LORA_FILE = "pytorch_lora_weights.safetensors"  # the name by which diffusers saves it; offline it must be told
+
 
 def export(s: Session, folder: Path, slot: Slot = "average") -> Path:
     """Write the weights of a slot: <folder>/pytorch_lora_weights.safetensors, or <folder>/<network>/ in full."""
@@ -18,8 +20,9 @@ def export(s: Session, folder: Path, slot: Slot = "average") -> Path:
             name, layers = s.adapter.export_name, get_peft_model_state_dict(network)
             settings = network.peft_config["default"].to_dict()  # alpha; without it a stock pipeline takes the rank
             s.adapter.pipeline.save_lora_weights(
-                folder, **{f"{name}_lora_layers": layers, f"{name}_lora_adapter_metadata": settings}
-            )
+                folder, weight_name=LORA_FILE,
+                **{f"{name}_lora_layers": layers, f"{name}_lora_adapter_metadata": settings},
+            )  # fmt: skip
         else:
             network.save_pretrained(folder / s.adapter.export_name)
     return folder

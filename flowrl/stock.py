@@ -10,6 +10,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from flowrl import draws
+from flowrl.export import LORA_FILE
 from flowrl.policy import Slot
 from flowrl.sample import Sampler, sample
 from flowrl.session import Session
@@ -48,7 +49,7 @@ def fresh(s: Session) -> Any:
 def put_in(s: Session, pipeline: Any, folder: Path) -> None:
     """Load exported weights by the pipeline's own means."""
     if s.config.lora:
-        pipeline.load_lora_weights(folder)
+        pipeline.load_lora_weights(folder, weight_name=LORA_FILE)
     else:
         network, name = type(s.accelerator.unwrap_model(s.adapter.network)), s.adapter.export_name
         pipeline.register_modules(**{name: network.from_pretrained(folder / name).to(s.accelerator.device)})

@@ -31,7 +31,7 @@ def session(tiny, tmp_path):
     return start(selftest.small(config(tmp_path, tiny, "regularise.path_kl=0.1"), str(tmp_path)))
 
 
-@pytest.mark.parametrize("recipe, count", zip(RECIPES.values(), (9, 6), strict=True), ids=RECIPES)
+@pytest.mark.parametrize("recipe, count", list(zip(RECIPES.values(), (9, 6), strict=True)), ids=RECIPES)
 def test_all_checks_hold(tiny, tmp_path, recipe, count):
     checks = selftest.run(config(tmp_path, tiny, *recipe))
     assert len(checks) == count and all(check.passed for check in checks), selftest.table(checks)

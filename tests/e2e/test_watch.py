@@ -24,16 +24,16 @@ def dark(images, prompts, metadata):
 """
 HASTY = (  # a rate that wrecks the pictures of the tiny pipeline in the third step
     *NFT, "steps=8", "model.lora=null", "data.group_size=8", "save.every=1", "watch.patience=2",
-    "watch.probes=[sharpness]", "optimiser={lr: 0.1, weight_decay: 0, updates: 2, warmup: 8}",
+    "watch.probes=[sharpness]", "optimiser={lr: 0.2, weight_decay: 0, updates: 2, warmup: 8}",
 )  # fmt: skip
 
 
-def hasty(tmp_path, tiny, *overrides):
-    """A run that drifts; the same reward once trained and once only watched."""
+def hasty(tmp_path, tiny, *overrides, idle=()):
+    """A run that drifts, rewarded for darkness; `idle` adds the same reward where it is only watched."""
     path = tmp_path / "dark.py"
     path.write_text(DARK)
-    both = [{"name": f"{path}:dark", "label": "dark"}, {"name": f"{path}:dark", "label": "idle", "weight": 0.0}]
-    return config(tmp_path, tiny, *HASTY, f"rewards={json.dumps(both)}", *overrides)
+    rewards = [{"name": f"{path}:dark", "label": "dark"}, *({"name": f"{path}:dark", **how} for how in idle)]
+    return config(tmp_path, tiny, *HASTY, f"rewards={json.dumps(rewards)}", *overrides)
 
 
 def rows(folder):
@@ -174,7 +174,7 @@ def test_a_warning_is_said_and_the_run_goes_on(tiny, tmp_path, capfd):
 
 
 def test_a_reward_of_weight_0_trips_the_watch_where_it_falls(tiny, tmp_path):
-    c = hasty(tmp_path, tiny, "watch.action=stop", "watch.probes=[]")
+    c = hasty(tmp_path, tiny, "watch.action=stop", "watch.probes=[]", idle=[{"label": "idle", "weight": 0.0}])
     said, _ = tripped(c)
     assert "reward/idle is" in said and "below" in said
     assert set(drifts(c.folder)[-1]) == {"watch/reward/idle"}
