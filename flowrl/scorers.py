@@ -5,6 +5,7 @@ Shape letters: N samples, C columns of one scorer.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -75,13 +76,21 @@ def build(spec: RewardSpec) -> Reward:
     if spec.python:
         return Isolated(spec.python, spec.name, spec.options, timeout=SOONER * spec.timeout)
     found = REWARDS[spec.name]
+    if not callable(found):
+        raise ValueError(f"reward {spec.name!r} is {found!r}, not a class or a function")
     if not isinstance(found, type | FunctionReward):
         found = reward(found)
     build = found if isinstance(found, type) else found.bind
     try:
         scorer: Any = build(**spec.options)
-    except (ImportError, TypeError) as error:
-        raise ValueError(f"reward {spec.name!r} cannot be built with options {spec.options}: {error}") from error
+    except ImportError as error:
+        raise ValueError(f"reward {spec.name!r} cannot be built: {error}") from error
+    except TypeError as error:
+        takes = inspect.signature(build if isinstance(found, type) else found.function).parameters
+        options = ", ".join(name for name in takes if name not in ("images", "prompts", "metadata")) or "none"
+        raise ValueError(
+            f"reward {spec.name!r} cannot be built with options {spec.options}: {error}; its options: {options}"
+        ) from error
     if not isinstance(scorer, Reward):
         raise ValueError(f"reward {spec.name!r} is no Reward: its class lacks columns, needs, scope or __call__")
     return scorer

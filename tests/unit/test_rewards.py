@@ -511,17 +511,18 @@ def scaled(images, prompts, metadata, scale=1.0):
 def test_options_reach_the_scorer(bank, scorer):
     judges = bank(scorer, options={"scale": 3})
     assert judges(*batch(), GROUPS).scores.flatten().tolist() == [0, 3, 6, 9, 12, 15]
-    with pytest.raises(ValueError, match="reward 'r0' cannot be built .*'scael'"):
+    names = "its options: (columns, needs, scope, )?scale$"
+    with pytest.raises(ValueError, match=f"reward 'r0' cannot be built .*'scael'; {names}"):
         bank(scorer, options={"scael": 3})
 
 
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        (Unready, "reward 'r0' cannot be built .*no_such_package_kettle"),
+        (Unready, "reward 'r0' cannot be built: .*no_such_package_kettle"),
         (dict, "reward 'r0' is no Reward"),
         (lambda images: None, "reward 'r0' cannot be built .*'prompts'"),
-        (3.14, "reward 'r0' cannot be built .*not a callable"),
+        (3.14, "reward 'r0' is 3.14, not a class or a function"),
     ],
     ids=["missing package", "another class", "another signature", "a number"],
 )
