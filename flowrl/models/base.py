@@ -76,13 +76,15 @@ def locate(path: str) -> str:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No progress bars for weights that are read from disk , no hints on other back ends."""
+    """No progress bars for weights that are read from disk, no hints on other back ends."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     import diffusers
 
     diffusers.utils.logging.disable_progress_bar()
+    # pipelines tell at every encoding what they cut; `warn_truncated` does once
+    logging.getLogger("diffusers.pipelines").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
         # `dtype`, the new name, is not known to all releases in our range
@@ -110,6 +112,6 @@ def warn_truncated(prompts: Sequence[Prompt], tokenizers: dict[str, tuple[Any, i
             if len(ids) > limit:
                 kept = tokenizer.decode(ids[: limit - 1], skip_special_tokens=True)
                 log.warning(
-                    "prompt %d has %d tokens for %s, which reads %d: it is cut after %r",
+                    "prompt %d has %d tokens for %s and is read up to %d: it is cut after %r",
                     prompt.id, len(ids), name, limit, kept[-40:],
                 )  # fmt: skip
