@@ -83,8 +83,6 @@ def quiet_loading() -> Iterator[None]:
     import diffusers
 
     diffusers.utils.logging.disable_progress_bar()
-    # pipelines tell at every encoding what they cut; `warn_truncated` does once
-    logging.getLogger("diffusers.pipelines").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
         # `dtype`, the new name, is not known to all releases in our range
@@ -112,6 +110,6 @@ def warn_truncated(prompts: Sequence[Prompt], tokenizers: dict[str, tuple[Any, i
             if len(ids) > limit:
                 kept = tokenizer.decode(ids[: limit - 1], skip_special_tokens=True)
                 log.warning(
-                    "prompt %d has %d tokens for %s and is read up to %d: it is cut after %r",
+                    "prompt %d has %d tokens for %s, read up to %d: it is cut after %r",
                     prompt.id, len(ids), name, limit, kept[-40:],
                 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,8 @@ class SD3:
             pipeline = StableDiffusion3Pipeline.from_pretrained(
                 path, revision=self.revision, torch_dtype=dtype, **absent
             )
+        # it tells at every encoding what it cuts; `warn_truncated` does once a prompt
+        logging.getLogger(StableDiffusion3Pipeline.__module__).setLevel(logging.ERROR)
         pipeline.to(device)
         for encoder in (pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
             if encoder is not None:

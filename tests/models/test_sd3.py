@@ -1,5 +1,7 @@
 """SD3's adapter against the stock pipeline: same samples, same keys, same LoRA files."""
 
+import logging
+
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
@@ -157,3 +159,18 @@ def test_a_resolution_off_the_models_unit_is_refused(tiny):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="model.path .*nowhere.* is no folder"):
         load(tmp_path / "nowhere")
+
+
+def test_a_prompt_that_is_cut_is_told_once(tiny, caplog):
+    adapter = load(tiny)
+    limit = adapter.pipeline.tokenizer.model_max_length
+    prompts = [Prompt(3, "one"), Prompt(7, "one " * limit)]
+    stock = logging.getLogger("diffusers")  # its messages do not reach the root
+    stock.addHandler(caplog.handler)
+    try:
+        for _ in range(2):
+            adapter.encode(prompts)
+    finally:
+        stock.removeHandler(caplog.handler)
+    [message] = caplog.messages
+    assert message.startswith("prompt 7 has ") and f"read up to {limit}: it is cut after" in message
