@@ -41,7 +41,5 @@ def step_kl(p: Point) -> Tensor:
 
 
 def _mean_gap(p: Point) -> tuple[Tensor, Tensor]:
-    where = (p.t, p.step["t_next"], p.step["eta"], p.cap, p.step["spread"])
-    mean, std = flow.step(p.kernel, p.x, p.v, *where)
-    mean_ref, _ = flow.step(p.kernel, p.x, p.v_ref, *where)
+    (mean, std), (mean_ref, _) = (flow.step(p.kernel, p.x, v, *p.how) for v in (p.v, p.v_ref))
     return mean - mean_ref, std

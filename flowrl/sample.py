@@ -174,16 +174,15 @@ def sample(
             else:
                 x = flow.step("ode", x, v, t, t_next, noisy, cap)[0]
             continue
-        mean, std = flow.step(sampler.kernel, x, v, t, t_next, noisy, cap, spread)
         states.append(States(x.to(dtype), t, t_next, noisy, spread, root, v.to(dtype) if keep_v else None))
         child = torch.arange(len(x), device=device).repeat_interleave(branch)
         place = place[child] * branch + torch.arange(len(child), device=device) % branch
-        root, parent, mean, std = root[child], tip[child], mean[child], std[child]
+        root, parent = root[child], tip[child]
         keys = [(*key, draws.EDGE, *who, k, p) for who, p in zip(roots.of(root), place.tolist(), strict=True)]
         z = draws.normal(x.shape[1:], keys).to(device)
-        x_next = (mean + flow.like(std, mean) * z).to(dtype)
+        x_next, logp = flow.draw(sampler.kernel, x, v, t, t_next, noisy, cap, spread, child, z, dtype)
         x, last = x_next.float(), None
-        edges.append(Edges(size + child, parent, x_next, flow.log_prob(sampler.kernel, x, mean, std)))
+        edges.append(Edges(size + child, parent, x_next, logp))
         tip = count + torch.arange(len(child), device=device)
         size, count = size + len(t), count + len(child)
     return Rollout(roots, x, root, tip, grid, sampler.kernel, _joined(states), _joined(edges), version)

@@ -1,7 +1,6 @@
 """The data that flows: prompts become conditions, conditions become rollouts, rollouts become points.
 
-Shape letters: N samples, S states, E edges, R reward columns, P prompts, B rows of a batch, *L one packed latent.
-"""
+Shapes: N samples, S states, E edges, R reward columns, P prompts, B rows of a batch, *L one packed latent."""
 
 from __future__ import annotations
 
@@ -27,10 +26,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Shape *L of one packed latent; `parts` are (name, slice of the last axis, loss weight) of a composite one."""
+    """Shape *L of one packed latent."""
 
     shape: tuple[int, ...]
-    parts: tuple[tuple[str, slice, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Cond:
     inputs: Mapping[str, Tensor]
     rows: Tensor
     guidance: float = 1.0
-    pref: Tensor | None = None  # [P, R]
+    version: int | None = None  # of the weights that read it, None where they may change unnoticed
 
     def __getitem__(self, index: Tensor | slice) -> Cond:
         return replace(self, rows=self.rows[index])
@@ -163,6 +161,11 @@ class Point:
         """[B, *L] the velocity of the frozen base."""
         return self._read("ref")
 
+    @property
+    def how(self) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
+        """(t, t_next, eta, cap, spread): how the rows of a rollout point were left, as `flow.step` takes it."""
+        return self.t, self.step["t_next"], self.step["eta"], self.cap, self.step["spread"]
+
     def at(self, x: Tensor, t: Tensor, guidance: float | None = None) -> Point:
         """The same rows elsewhere: at x [B, *L], t [B], or under another guidance."""
         assert self.bind is not None, "a point is bound to a policy before its velocities are read"
@@ -175,8 +178,7 @@ class Point:
 
     def row_weight(self) -> Tensor:
         """[B] the weight of a row in a regulariser: 1 if any of its items has a verdict, else 0."""
-        judged = (self.weight > 0).to(self.t.dtype)
-        return torch.zeros_like(self.t).scatter_reduce(0, self.item, judged, "amax")
+        return torch.zeros_like(self.t).scatter_reduce(0, self.item, (self.weight > 0).to(self.t.dtype), "amax")
 
     def at_once(self, rows: int) -> int:
         """Rows of whole units within `rows`; one unit at least."""
@@ -193,7 +195,6 @@ class Point:
         items, rows = slice(first, last), slice(start, stop)
         return replace(
             self, x=self.x[rows], t=self.t[rows], cond=self.cond[rows], item=self.item[items] - start,
-            adv=self.adv[items], weight=self.weight[items],
-            items={name: value[items] for name, value in self.items.items()},
-            step={name: value[rows] for name, value in self.step.items()},
+            adv=self.adv[items], weight=self.weight[items], items={k: x[items] for k, x in self.items.items()},
+            step={k: x[rows] for k, x in self.step.items()},
         )  # fmt: skip

@@ -84,8 +84,9 @@ def sampled(adapter: Any, texts: list[str], g: torch.Generator) -> Tensor:
     parts = []
     for start in range(0, len(texts), 64):
         rows = slice(start, start + 64)
-        text = build_zoo.encode_texts(adapter.pipeline, texts[rows])
-        parts.append(build_zoo.generate(adapter.network, adapter.pipeline.vae, text, noise[rows], 8))
+        read = build_zoo.SD3.reader(adapter.pipeline, texts[rows])
+        text = read(torch.arange(len(texts[rows])))
+        parts.append(build_zoo.generate(build_zoo.SD3, adapter.pipeline, text, noise[rows], 8))
     return torch.cat(parts)
 
 
@@ -97,7 +98,9 @@ def pictures(work: Path, plain: int = 3000, blurred: int = 12_000, samples: int 
         g, rng = torch.Generator().manual_seed(SEED), np.random.default_rng(SEED)
         scene_of = {shapes.text(s): s for some in shapes.scenes("train").values() for s in some}
         renders, asked = build_zoo.render(plain, SEED)
-        z, texts = build_zoo.latents(work, adapter.pipeline.vae, "train", build_zoo.SCENES, build_zoo.SEED + 3, "train")
+        z, texts = build_zoo.cached(
+            build_zoo.SD3, work, adapter.pipeline.vae, "train", build_zoo.SCENES, build_zoo.SEED + 3, "train"
+        )
         wished = [shapes.draw_scene(rng) for _ in range(samples)]
         images = torch.cat([
             renders, damaged(adapter, z[:blurred], g), sampled(adapter, [shapes.text(s) for s in wished], g),

@@ -1,8 +1,9 @@
-"""The conditions every test runs under: one thread, no hub, no network (see addopts), nothing random."""
+"""The conditions every test runs under: one thread, no hub, no network (see addopts), nothing random, no compiler."""
 
 import os
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # before any import reads them; subprocesses inherit them
+# before any import reads them; subprocesses inherit them
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import torch
 
+from flowrl import flow
 from flowrl.credit import alone
 from flowrl.train import bound_parts
 from flowrl.types import Cond, Rollout, Roots
 
 D = 5  # elements of a latent
+
+
+def log_prob(kernel, x_next, mean, std):
+    """[E] the log-prob that `kernel` gives to x_next under a mean [E, *L] and std [E]."""
+    return flow.LOG_PROBS[kernel](flow.mean_sq(x_next.detach() - mean), std)
 
 
 class Given:

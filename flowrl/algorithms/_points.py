@@ -53,9 +53,9 @@ class ForwardProcess(Objective):
         )  # fmt: skip
 
     def portions(self, group_size: int, prompts: int) -> dict[str, int]:
-        return (
-            {"data.prompts_per_step / processes": prompts} if self.one_draw_a_group else {"data.group_size": group_size}
-        )
+        if self.one_draw_a_group:
+            return {"data.prompts_per_step / processes": prompts}
+        return {"data.group_size": group_size}
 
     def objections(self, config: Any) -> Iterator[str]:
         name = config.algorithm_name
@@ -111,8 +111,6 @@ class ReverseProcess(Objective):
             )
 
 
-def replay(p: Point, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(mean [I, *L], std [I], logp [I]) of the stored edges under velocity v [B, *L]."""
-    mean, std = flow.step(p.kernel, p.x, v, p.t, p.step["t_next"], p.step["eta"], p.cap, p.step["spread"])
-    mean, std = mean[p.item], std[p.item]
-    return mean, std, flow.log_prob(p.kernel, p.items["x_next"], mean, std)
+def replay(p: Point, v: Tensor) -> Tensor:
+    """[I] the log-prob of the stored edges under velocity v [B, *L]."""
+    return flow.replay(p.kernel, p.x, v, *p.how, p.item, p.items["x_next"])

@@ -51,11 +51,12 @@ class FlowGRPO(ReverseProcess):
 
     def log_ratio(self, p: Point) -> Tensor:
         """[I] the scaled log-ratio of the stored edges; exactly 0 before the first update."""
-        mean, std, logp = replay(p, p.v)
+        moved = replay(p, p.v) - p.items["logp"]
         if not self.guard:
-            return self.logp_scale * (logp - p.items["logp"])
-        mean_old, _, _ = replay(p, p.v_old)
-        return self.logp_scale * std * (logp - p.items["logp"] + flow.mean_sq(mean - mean_old) / (2 * std.square()))
+            return self.logp_scale * moved
+        (mean, std), (mean_old, _) = (flow.step(p.kernel, p.x, v, *p.how) for v in (p.v, p.v_old))
+        drift = flow.mean_sq(mean - mean_old) / (2 * std.square())
+        return self.logp_scale * std[p.item] * (moved + drift[p.item])
 
     def objections(self, config: Any) -> Iterator[str]:
         yield from super().objections(config)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from flowrl.flow import clean, log_prob, mean_sq, step
+from flowrl.flow import clean, draw, mean_sq, replay, step
+from tests.given import log_prob
 
 CASES = [
     pytest.param("flow_sde", "a_flow_sde_step.npz", "eta0_", id="flow_sde-eta0.7"),
@@ -33,13 +34,16 @@ def test_step(golden, assert_golden, kernel, file, prefix):
     assert_golden(std, d["std"], 1e-9)
     assert_golden(x_next, d["xnext"], 1e-12)
     assert_golden(log_prob(kernel, x_next, mean, std), d["logp"], 1e-9)
+    drawn = draw(kernel, d["x"], d["v"], *times, 1.0, torch.arange(len(mean)), d["noise"], torch.float64)
+    assert_golden(drawn[0], d["xnext"], 1e-12)
+    assert_golden(drawn[1], d["logp"], 1e-9)
 
 
 @pytest.mark.parametrize(("kernel", "file", "prefix"), CASES)
 def test_replay(golden, assert_golden, kernel, file, prefix):
     d, times = read(golden, file, prefix)
     v = d["v"].requires_grad_()
-    logp = log_prob(kernel, d["stored"], *step(kernel, d["x"], v, *times))
+    logp = replay(kernel, d["x"], v, *times, 1.0, torch.arange(len(v)), d["stored"])
     (grad,) = torch.autograd.grad((d["logp_weight"] * logp).sum(), v)
     assert_golden(logp.detach(), d["replay_logp"], 1e-9)
     assert_golden(grad, d["replay_grad_v"], 1e-9)

@@ -64,7 +64,7 @@ TABLE = {
     ),
     "flowrl.bank": ("flowrl.types flowrl.rewards flowrl.scorers flowrl.verdicts", "torch"),
     "flowrl.policy": ("flowrl.types flowrl.models.base", "torch accelerate peft safetensors"),
-    "flowrl_kernels": ("", "torch triton"),
+    "flowrl_kernels": ("", "torch triton xformers"),
     "flowrl_rewards": (
         "flowrl.types flowrl.rewards flowrl.http flowrl.png flowrl.wire flowrl.daemon flowrl.verdicts flowrl.watch "
         "flowrl.zoo",

@@ -10,15 +10,15 @@ from flowrl.flow import (
     KERNELS,
     LOG_PROBS,
     clean,
-    gaussian_logp,
     interpolate,
     like,
-    log_prob,
     mean_sq,
     noise,
+    replay,
     step,
 )
 from flowrl.grids import flow_match_euler, single_shift
+from tests.given import log_prob
 
 M, S = 0.7, 0.5  # the data of the closed forms: N(M, S^2)
 NOISY = ["flow_sde", "dance", "cps", "precise", "edm_churn"]
@@ -243,17 +243,19 @@ def test_gaussian_logp_is_the_mean_log_density(batch):
     mean, x_next = batch[:2]
     std = torch.tensor([0.7, 0.1, 1.0, 2.5, 0.006], dtype=torch.float64)
     density = torch.distributions.Normal(mean, like(std, mean))
-    torch.testing.assert_close(gaussian_logp(x_next, mean, std), density.log_prob(x_next).flatten(1).mean(1))
+    torch.testing.assert_close(log_prob("flow_sde", x_next, mean, std), density.log_prob(x_next).flatten(1).mean(1))
 
 
 @pytest.mark.parametrize("kernel", LOG_PROBS)
-def test_log_prob_moves_the_mean_and_never_the_sample(batch, kernel):
-    """Towards x_next, by (x_next - mean) / std^2 per element of a density; CPS has 2 in the place of 1 / std^2."""
-    mean, x_next = (tensor.clone().requires_grad_() for tensor in batch[:2])
-    std = torch.tensor([0.7, 0.1, 1.0, 2.5, 0.3], dtype=torch.float64)
-    log_prob(kernel, x_next, mean, std).sum().backward()
+def test_replay_moves_the_mean_and_never_the_sample(batch, kernel):
+    """Along d mean / d v, by (x_next - mean) / std^2 per element of a density; CPS has 2 in the place of 1 / std^2."""
+    x, v, t, t_next = (some[:4] for some in batch)  # the fifth has no noise in all kernels
+    eta, row, x_next = torch.full_like(t, 0.5), torch.arange(len(t)), (x + v).requires_grad_()
+    v = v.clone().requires_grad_()
+    replay(kernel, x, v, t, t_next, eta, 0.96, 1.0, row, x_next).sum().backward()
+    (mean, std), ahead = (step(kernel, x, some, t, t_next, eta, 0.96) for some in (v.detach(), v.detach() + 1))
     pull = like(torch.full_like(std, 2.0) if kernel == "cps" else std**-2, mean)
-    torch.testing.assert_close(mean.grad, (pull * (x_next - mean) / 24).detach())
+    torch.testing.assert_close(v.grad, (ahead[0] - mean) * pull * (x_next.detach() - mean) / 24)
     assert x_next.grad is None
 
 

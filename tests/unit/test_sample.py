@@ -9,6 +9,7 @@ import torch
 from flowrl import draws, flow, grids
 from flowrl.sample import DTYPES, Sampler, Window, sample
 from flowrl.types import Cond, Roots
+from tests.given import log_prob
 
 MEAN, STD, SHAPE, KEY = 0.7, 0.4, (2, 3), (5, 11)
 KERNELS = ["flow_sde", "dance", "cps", "precise", "edm_churn"]
@@ -118,9 +119,11 @@ def test_replaying_a_stored_edge_gives_its_stored_logp(kernel, branch, store):
     x = states.x.float()
     v = Gaussian()(x, states.t, Cond({}, got.roots.prompt[states.root]))
     assert torch.equal(v.to(DTYPES[store]), states.v)
-    mean, std = flow.step(kernel, x, v, states.t, states.t_next, states.eta, float(got.grid[1]))
-    logp = flow.log_prob(kernel, edges.x_next, mean[edges.state], std[edges.state])
-    assert torch.equal(logp, edges.logp)
+    how = states.t, states.t_next, states.eta, float(got.grid[1]), states.spread
+    assert torch.equal(flow.replay(kernel, x, v, *how, edges.state, edges.x_next.float()), edges.logp)
+    mean, std = flow.step(kernel, x, v, *how)
+    expected = log_prob(kernel, edges.x_next.float(), mean[edges.state], std[edges.state])
+    torch.testing.assert_close(edges.logp, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from flowrl.algorithms._points import ReverseProcess, replay
+from flowrl import flow
+from flowrl.algorithms._points import ReverseProcess
 from flowrl.algorithms._surrogates import PPO, PSPO, SPO
 from flowrl.algorithms._surveyed import LPO, M2PO, P3O
 from flowrl.algorithms.flow_grpo import FlowGRPO
@@ -168,8 +169,9 @@ def test_logp_scale_of_as_many_as_elements_gives_nats():
     (p,) = points()
     v = p.x @ moved()
     p = replace(p, read={"current": v}.__getitem__)
-    mean, std, _ = replay(p, v)
-    mean_old, std_old, _ = replay(p, p.x / 2)
+    (mean, std), (mean_old, std_old) = (
+        [part[p.item] for part in flow.step(p.kernel, p.x, some, *p.how)] for some in (v, p.x / 2)
+    )
     x_next = p.items["x_next"]
     joint = Normal(mean, std[:, None]).log_prob(x_next) - Normal(mean_old, std_old[:, None]).log_prob(x_next)
     same(FlowGRPO(logp_scale=D).log_ratio(p), joint.sum(1), 1e-4)
