@@ -92,6 +92,7 @@ class Policy:
         self.snapshots = {slot: [p.detach().clone() for p in self.parameters] for slot in ("old", "ref", "average")}
         self.versions: dict[str, int] = {"current": 0, "old": 0, "ref": 0, "average": 0}
         self.updates = self.rollouts = self._clock = 0
+        self._in_place: Slot = "current"
 
     def _add_lora(self, lora: LoRA, seed: int) -> None:
         from peft import LoraConfig
@@ -110,11 +111,14 @@ class Policy:
         if self.versions[slot] == self.versions["current"]:
             yield
             return
+        before = self._in_place
         self._swap(slot)
+        self._in_place = slot
         try:
             yield
         finally:
             self._swap(slot)
+            self._in_place = before
 
     def _swap(self, slot: Slot) -> None:
         mine = self.snapshots[slot]
@@ -124,7 +128,7 @@ class Policy:
     def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
         """[B, *L] under the weights in place, in the run's precision."""
         with torch.autocast(x.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            return self.adapter.velocity(x, t, cond)
+            return self.adapter.velocity(x, t, replace(cond, version=self.versions[self._in_place]))
 
     def bound(self, p: Point, acted: int) -> Point:
         """The point with its velocities: each version of the weights runs at most once on it, gradient or none.

@@ -186,7 +186,9 @@ CLASSES = {
     "paired": "Paired",
 }  # fmt: skip
 ALGORITHMS = Registry("algorithm", {name: f"flowrl.algorithms.{name}:{kind}" for name, kind in CLASSES.items()})
-MODELS = Registry("model", {"sd3": "flowrl.models.sd3:SD3", "gaussian": "flowrl.models.gaussian:Gaussian"})
+MODELS = Registry("model", {
+    "sd3": "flowrl.models.sd3:SD3", "sana": "flowrl.models.sana:Sana", "gaussian": "flowrl.models.gaussian:Gaussian",
+})  # fmt: skip
 REGULARISERS = Registry(
     "regulariser",
     {name: f"flowrl.regularise:{name}" for name in ("velocity_kl", "norm_hinge", "path_kl", "step_kl")},

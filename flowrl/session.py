@@ -79,7 +79,7 @@ def start(config: Config, accelerator: Accelerator | None = None, tell=lambda li
     half = AUTOCAST[config.compute.precision] if config.lora else None  # a frozen base may rest in half precision
     adapter = config.model.load(accelerator.device, half or torch.float32)
     if config.compute.checkpointing:
-        adapter.network.enable_gradient_checkpointing()
+        adapter.network.enable_gradient_checkpointing(adapter.checkpoint)
     policy = Policy(adapter, config.lora, config.policy, config.seed, AUTOCAST[config.compute.precision])
     o = config.optimiser
     optimiser = torch.optim.AdamW(policy.parameters, lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from flowrl import draws
@@ -30,7 +29,7 @@ def ours(s: Session, slot: Slot = "current") -> Tensor:
 
 def theirs(s: Session, pipeline: Any) -> Tensor:
     """The same latents by a stock pipeline with its scheduler replaced by the first-order one of the same config."""
-    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    pipeline.scheduler = s.adapter.first_order()
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(s.accelerator.device)  # text encoders that live elsewhere, which it does not expect
     autocast = s.policy.autocast

@@ -1,13 +1,22 @@
-"""A very small random StableDiffusion3Pipeline, built from config, and runs on it."""
+"""Very small random pipelines, built from config, and runs on them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer, Gemma2Config, Gemma2Model
 
 from flowrl.config import Config, resolve
 from flowrl.config_file import override
@@ -47,6 +56,34 @@ def tiny_sd3(folder: Path, shift: float = 3.0, shift_terminal: float | None = No
     )  # fmt: skip
     with torch.no_grad():  # a fresh projection is so small that every picture is its noise
         pipeline.transformer.proj_out.weight.normal_(std=0.2)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def tiny_sana(folder: Path, shift: float = 3.0, shift_terminal: float | None = None, **network: Any) -> Path:
+    """Save a pipeline of latents [4, 4, 4] and pictures [3, 32, 32], the smallest, that reads text of width 16."""
+    torch.manual_seed(0)
+    tokenizer = _tokenizer()
+    text = Gemma2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, max_position_embeddings=64,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    sizes = {
+        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2,
+        "num_cross_attention_heads": 2, "cross_attention_head_dim": 16, "cross_attention_dim": 32,
+        "caption_channels": 16, "sample_size": 4, "interpolation_scale": 1, "qk_norm": "rms_norm_across_heads",
+    }  # fmt: skip
+    pipeline = SanaPipeline(
+        transformer=SanaTransformer2DModel(**{**sizes, **network}),
+        vae=AutoencoderDC(
+            latent_channels=4, encoder_block_out_channels=(4,) * 4, decoder_block_out_channels=(4,) * 4,
+            encoder_layers_per_block=(0, 1, 1, 1), decoder_layers_per_block=(0, 1, 1, 1),
+            encoder_qkv_multiscales=((),) * 4, decoder_qkv_multiscales=((),) * 4,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, shift_terminal=shift_terminal),
+        text_encoder=Gemma2Model(text), tokenizer=tokenizer,
+    )  # fmt: skip
     pipeline.save_pretrained(folder)
     return folder
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -14,8 +13,6 @@ from torch import Tensor
 
 from flowrl.types import Cond, LatentSpec, Prompt
 from flowrl.zoo import embedded
-
-log = logging.getLogger(__name__)
 
 
 class Adapter(Protocol):
@@ -30,6 +27,7 @@ class Adapter(Protocol):
     size: tuple[int, int]  # height and width of a picture in pixels
     lora_targets: Sequence[str]
     t_range: tuple[float, float]
+    checkpoint: Callable | None  # how a block is recomputed in backward, None in the network's own way
     pipeline_call: dict[str, Any]  # the arguments that make the stock pipeline sample what this adapter samples
     export_name: ClassVar[str]  # what the stock pipeline calls the network
 
@@ -57,6 +55,10 @@ class Adapter(Protocol):
         """[N, *L] float32, the state at grid[0], row i from keys[i]."""
         ...
 
+    def first_order(self) -> Any:
+        """The first-order scheduler of the stock pipeline's config, whose steps are those of `grid`."""
+        ...
+
     def grid(self, steps: int) -> Tensor:
         """[steps + 1] float32 times of the stock pipeline, falling to 0."""
         ...
@@ -69,7 +71,7 @@ def locate(path: str) -> str:
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise ValueError(
             f"model.path {path!r} is no folder (looked at {Path(path).expanduser().resolve()}): give a pipeline's "
-            "folder, a hub id, or the embedded model 'shapes-sd3'"
+            "folder, a hub id, or an embedded model (shapes-sd3, shapes-sana)"
         )
     return path
 
@@ -100,16 +102,3 @@ def guided(velocity, x: Tensor, t: Tensor, scale: float, cond: list[Tensor], neg
 def to_uint8(images: Tensor) -> Tensor:
     """[N, 3, H, W] in [-1, 1] -> uint8 on the CPU, rounded as every scorer expects it."""
     return ((images.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-
-
-def warn_truncated(prompts: Sequence[Prompt], tokenizers: dict[str, tuple[Any, int]]) -> None:
-    """Say which prompts an encoder cuts, and where; `tokenizers` maps a name to (tokenizer, tokens it reads)."""
-    for name, (tokenizer, limit) in tokenizers.items():
-        for prompt in prompts:
-            ids = tokenizer(prompt.text, truncation=False, verbose=False).input_ids
-            if len(ids) > limit:
-                kept = tokenizer.decode(ids[: limit - 1], skip_special_tokens=True)
-                log.warning(
-                    "prompt %d has %d tokens for %s, read up to %d: it is cut after %r",
-                    prompt.id, len(ids), name, limit, kept[-40:],
-                )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from flowrl import draws, grids
-from flowrl.models.base import guided, locate, quiet_loading, to_uint8, warn_truncated
-from flowrl.types import Cond, LatentSpec, Prompt
+from flowrl.models.base import guided, locate, quiet_loading
+from flowrl.models.latents import LatentAdapter
+from flowrl.types import Cond, Prompt
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline
@@ -56,8 +56,7 @@ class SD3:
         return SD3Adapter(self, pipeline)
 
 
-class SD3Adapter:
-    t_range = (0.0, 1.0)
+class SD3Adapter(LatentAdapter):
     export_name: ClassVar[str] = "transformer"
     lora_targets: Sequence[str] = (
         "attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out",
@@ -65,27 +64,13 @@ class SD3Adapter:
     )  # fmt: skip
 
     def __init__(self, config: SD3, pipeline: StableDiffusion3Pipeline) -> None:
-        self.config, self.pipeline, self.network = config, pipeline, pipeline.transformer.eval()
-        for frozen in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3):
-            if frozen is not None:
-                frozen.requires_grad_(False)
-        self._warned: set[str] = set()
-        pipeline.vae.float()  # the decoder overflows in half precision
-        size = config.resolution or pipeline.default_sample_size * pipeline.vae_scale_factor
-        side = size // pipeline.vae_scale_factor
-        if size % (pipeline.vae_scale_factor * pipeline.patch_size):
-            unit = pipeline.vae_scale_factor * pipeline.patch_size
-            raise ValueError(f"model.resolution {size} is no multiple of {unit}: take {size - size % unit}")
-        self.size = (size, size)
-        self.latent = LatentSpec((self.network.config.in_channels, side, side))
+        pixels = pipeline.vae_scale_factor
+        unit, side = pixels * pipeline.patch_size, pixels * pipeline.default_sample_size
+        super().__init__(config, pipeline, pipeline.transformer, unit, side)
         self.pipeline_call: dict[str, Any] = {
-            "height": size, "width": size, "max_sequence_length": config.max_sequence_length,
+            "height": self.size[0], "width": self.size[1], "max_sequence_length": config.max_sequence_length,
             "guidance_scale": config.guidance, "negative_prompt": config.negative,
         }  # fmt: skip
-
-    @property
-    def device(self) -> torch.device:
-        return self.pipeline.vae.device
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Cond:
@@ -104,8 +89,7 @@ class SD3Adapter:
         readers = {"the CLIP encoders": (pipe.tokenizer, pipe.tokenizer.model_max_length)}
         if pipe.text_encoder_3 is not None:
             readers["T5"] = (pipe.tokenizer_3, self.config.max_sequence_length)
-        warn_truncated([p for p in prompts if p.text not in self._warned], readers)
-        self._warned.update(p.text for p in prompts)
+        self.warn_truncated(prompts, readers)
 
     def _embed(self, texts: list[str]) -> tuple[Tensor, Tensor]:
         embeddings: Any = self.pipeline.encode_prompt(
@@ -128,26 +112,3 @@ class SD3Adapter:
             return_dict=False,
         )[0]  # fmt: skip
         return v.float()
-
-    @torch.no_grad()
-    def decode(self, x0: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        z = x0 / vae.config.scaling_factor + vae.config.shift_factor
-        return torch.cat([to_uint8(vae.decode(part).sample) for part in z.split(self.config.decode_batch)])
-
-    @torch.no_grad()
-    def latents(self, images: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        pixels = (part.to(self.device).float() / 127.5 - 1 for part in images.split(self.config.decode_batch))
-        z = torch.cat([vae.encode(part).latent_dist.mean for part in pixels])
-        return (z - vae.config.shift_factor) * vae.config.scaling_factor
-
-    def reconstruct(self, images: Tensor) -> Tensor:
-        return self.decode(self.latents(images))
-
-    def noise(self, keys: Iterable[Sequence[int]]) -> Tensor:
-        return draws.normal(self.latent.shape, keys).to(self.device)
-
-    def grid(self, steps: int) -> Tensor:
-        scheduler = self.pipeline.scheduler.config
-        return grids.flow_match_euler(steps, scheduler.shift, scheduler.shift_terminal).float().to(self.device)
