@@ -45,7 +45,8 @@ def generate(s: Session, slot: Slot, prompts: Sequence[Prompt], cond: Cond, seed
     noise = s.adapter.noise([(EVALUATION_SEED, draws.ROOT, *who) for who in roots.of(torch.arange(len(roots)))])
     solver = Sampler(steps=steps, solver=c.sampler.solver)
     with s.policy.reading(slot):
-        rollout = sample(s.velocity, noise, cond[row], roots, s.adapter.grid(steps), solver.plan(0, 0), solver, (0, 0))
+        grid, plan = s.adapter.grid(steps), solver.plan(0, 0)
+        rollout = sample(s.velocity, noise, cond[row], roots, grid, plan, solver, (0, 0), vp=s.adapter.vp)
     return s.adapter.decode(rollout.x0).unflatten(0, (len(prompts), seeds))
 
 

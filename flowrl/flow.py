@@ -55,6 +55,11 @@ def noise(x: Tensor, v: Tensor, t: Tensor) -> Tensor:
     return x + like(1 - t, x) * v
 
 
+def vp_scale(t: Tensor) -> Tensor:
+    """1 / (alpha + sigma) of a variance-preserving path, whose latents times it are states; 1 at t = 0 and t = 1."""
+    return ((1 - t).square() + t.square()).sqrt()
+
+
 def ode(t: Tensor, t_next: Tensor, eta: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     """Euler step of the flow: pull = std = 0, whatever eta is."""
     return torch.zeros_like(t), torch.zeros_like(t)

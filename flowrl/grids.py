@@ -61,5 +61,8 @@ def from_grid(u: Tensor, grid: Tensor) -> Tensor:
 
 
 def draw(law: Law, u: Tensor, grid: Tensor) -> Tensor:
-    """t of the shape of u, uniform in [0, 1), by a law of its own or from the times of the rollout's grid."""
-    return from_grid(u, grid) if law == "grid" else LAWS[law](u)
+    """t of the shape of u, uniform in [0, 1), by a law of its own or from the times of the rollout's grid.
+
+    A law is drawn into the range of the grid, beyond which a diffusion model knows no timestep.
+    """
+    return from_grid(u, grid) if law == "grid" else grid[-1] + (grid[0] - grid[-1]) * LAWS[law](u)

@@ -59,6 +59,7 @@ def act(s: Session, cond: Cond, roots: Roots, step: int) -> Rollout:
         return sample(
             s.velocity, noise, cond[roots.prompt], roots, s.adapter.grid(c.sampler.steps), c.sampler.plan(c.seed, step),
             c.sampler, (c.seed, step), keep_v=c.algorithm.keep_v, version=s.policy.versions[c.algorithm.acts_with],
+            vp=s.adapter.vp,
         )  # fmt: skip
 
 

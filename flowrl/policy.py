@@ -111,19 +111,17 @@ class Policy:
         if self.versions[slot] == self.versions["current"]:
             yield
             return
-        before = self._in_place
         self._swap(slot)
-        self._in_place = slot
         try:
             yield
         finally:
             self._swap(slot)
-            self._in_place = before
 
     def _swap(self, slot: Slot) -> None:
         mine = self.snapshots[slot]
         for i, p in enumerate(self.parameters):
             p.data, mine[i] = mine[i], p.data
+        self._in_place = slot if self._in_place == "current" else "current"
 
     def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
         """[B, *L] under the weights in place, in the run's precision."""
@@ -180,8 +178,7 @@ class Policy:
             self.versions[slot] = self.versions["current"]
 
     def _new_version(self, slot: Slot) -> None:
-        self._clock += 1
-        self.versions[slot] = self._clock
+        self.versions[slot] = self._clock = self._clock + 1
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict]:
         """Tensors by slot and name, and the counters, for a checkpoint."""

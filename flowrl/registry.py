@@ -186,13 +186,11 @@ CLASSES = {
     "paired": "Paired",
 }  # fmt: skip
 ALGORITHMS = Registry("algorithm", {name: f"flowrl.algorithms.{name}:{kind}" for name, kind in CLASSES.items()})
-MODELS = Registry("model", {
-    "sd3": "flowrl.models.sd3:SD3", "sana": "flowrl.models.sana:Sana", "gaussian": "flowrl.models.gaussian:Gaussian",
+ADAPTERS = {"sd3": "SD3", "sana": "Sana", "sd15": "SD15", "gaussian": "Gaussian"}
+MODELS = Registry("model", {name: f"flowrl.models.{name}:{kind}" for name, kind in ADAPTERS.items()})
+REGULARISERS = Registry("regulariser", {
+    name: f"flowrl.regularise:{name}" for name in ("velocity_kl", "norm_hinge", "path_kl", "step_kl")
 })  # fmt: skip
-REGULARISERS = Registry(
-    "regulariser",
-    {name: f"flowrl.regularise:{name}" for name in ("velocity_kl", "norm_hinge", "path_kl", "step_kl")},
-)
 REWARDS = Registry("reward", entry_points="flowrl.rewards")
 SURROGATES = Registry("surrogate", {
     "ppo": "flowrl.algorithms._surrogates:PPO", "p3o": "flowrl.algorithms._surveyed:P3O",

@@ -149,14 +149,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 @torch.no_grad()
 def sample(
     velocity: Velocity, noise: Tensor, cond: Cond, roots: Roots, grid: Tensor, plan: tuple[list[float], list[int]],
-    sampler: Sampler, key: tuple[int, int], *, keep_v: bool = False, version: int = 0,
+    sampler: Sampler, key: tuple[int, int], *, keep_v: bool = False, version: int = 0, vp: bool = False,
 ) -> Rollout:  # fmt: skip
     """Integrate noise [N, *L] along grid [T + 1] under a plan; `key` is (seed, step), cond has N rows.
 
     Edges are in depth order. A sample's draws depend on its key, the step of the grid and its place in the tree alone.
+    With `vp` the noise and x0 are latents of a variance-preserving model, which states are once scaled.
     """
     dtype, device = DTYPES[sampler.store], noise.device
-    x, root = noise, torch.arange(len(roots), device=device)
+    first, end = flow.vp_scale(grid.double()[[0, -1]]).tolist() if vp else (1, 1)
+    x, root = noise * first, torch.arange(len(roots), device=device)
     tip, place = torch.full_like(root, -1), torch.zeros_like(root)
     none, times = noise.new_empty(0), grid.tolist()
     cap = times[1] if times[0] == 1 else 1.0
@@ -185,7 +187,7 @@ def sample(
         edges.append(Edges(size + child, parent, x_next, logp))
         tip = count + torch.arange(len(child), device=device)
         size, count = size + len(t), count + len(child)
-    return Rollout(roots, x, root, tip, grid, sampler.kernel, _joined(states), _joined(edges), version)
+    return Rollout(roots, x / end, root, tip, grid, sampler.kernel, _joined(states), _joined(edges), version)
 
 
 def _joined(parts: list[Table]) -> Table:

@@ -24,7 +24,7 @@ def ours(s: Session, slot: Slot = "current") -> Tensor:
     place, grid = torch.arange(len(cond), device=s.accelerator.device), s.adapter.grid(sampler.steps)
     roots, plan = Roots(place, place, place, place), sampler.plan(0, 0)
     with s.policy.reading(slot):
-        return sample(s.velocity, _noise(s), cond, roots, grid, plan, sampler, (0, 0)).x0
+        return sample(s.velocity, _noise(s), cond, roots, grid, plan, sampler, (0, 0), vp=s.adapter.vp).x0
 
 
 def theirs(s: Session, pipeline: Any) -> Tensor:
@@ -36,6 +36,7 @@ def theirs(s: Session, pipeline: Any) -> Tensor:
     with torch.autocast(s.accelerator.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
         return pipeline(
             prompt=[p.text for p in s.prompts[:PROMPTS]], latents=_noise(s), output_type="latent",
+            negative_prompt=[s.config.model.negative] * len(s.prompts[:PROMPTS]),
             num_inference_steps=s.config.sampler.steps, **s.adapter.pipeline_call,
         ).images.float()  # fmt: skip
 

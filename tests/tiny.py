@@ -10,13 +10,23 @@ from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    PNDMScheduler,
     SanaPipeline,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
 )
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer, Gemma2Config, Gemma2Model
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
+)
 
 from flowrl.config import Config, resolve
 from flowrl.config_file import override
@@ -83,6 +93,33 @@ def tiny_sana(folder: Path, shift: float = 3.0, shift_terminal: float | None = N
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, shift_terminal=shift_terminal),
         text_encoder=Gemma2Model(text), tokenizer=tokenizer,
+    )  # fmt: skip
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def tiny_sd15(folder: Path, prediction: str = "epsilon", **scheduler: Any) -> Path:
+    """Save a StableDiffusionPipeline of latents [4, 8, 8] and pictures [3, 16, 16] that reads text of width 16."""
+    torch.manual_seed(0)
+    tokenizer = _tokenizer()
+    settings = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+    text = _text_encoder(tokenizer, 16)
+    encoder = CLIPTextModel(text.config).eval()
+    encoder.load_state_dict(text.state_dict(), strict=False)
+    pipeline = StableDiffusionPipeline(
+        unet=UNet2DConditionModel(
+            sample_size=8, block_out_channels=(8, 8), layers_per_block=1, cross_attention_dim=16, attention_head_dim=2,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), norm_num_groups=4,
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        ),
+        vae=AutoencoderKL(
+            block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2, layers_per_block=1, latent_channels=4, norm_num_groups=4,
+            mid_block_add_attention=False, sample_size=16,
+        ),
+        scheduler=PNDMScheduler(prediction_type=prediction, **{**settings, "skip_prk_steps": True, **scheduler}),
+        text_encoder=encoder, tokenizer=tokenizer, safety_checker=None, feature_extractor=None,
+        requires_safety_checker=False,
     )  # fmt: skip
     pipeline.save_pretrained(folder)
     return folder

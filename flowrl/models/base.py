@@ -27,6 +27,7 @@ class Adapter(Protocol):
     size: tuple[int, int]  # height and width of a picture in pixels
     lora_targets: Sequence[str]
     t_range: tuple[float, float]
+    vp: bool  # whether latents are states only once multiplied by `flow.vp_scale`, as of a variance-preserving model
     checkpoint: Callable | None  # how a block is recomputed in backward, None in the network's own way
     pipeline_call: dict[str, Any]  # the arguments that make the stock pipeline sample what this adapter samples
     export_name: ClassVar[str]  # what the stock pipeline calls the network
@@ -52,7 +53,7 @@ class Adapter(Protocol):
         ...
 
     def noise(self, keys: Iterable[Sequence[int]]) -> Tensor:
-        """[N, *L] float32, the state at grid[0], row i from keys[i]."""
+        """[N, *L] float32, latents of noise alone, row i from keys[i]."""
         ...
 
     def first_order(self) -> Any:
@@ -60,7 +61,7 @@ class Adapter(Protocol):
         ...
 
     def grid(self, steps: int) -> Tensor:
-        """[steps + 1] float32 times of the stock pipeline, falling to 0."""
+        """[steps + 1] float32 times of the stock pipeline, falling to 0, or to where a diffusion model's table ends."""
         ...
 
 

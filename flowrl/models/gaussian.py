@@ -76,6 +76,7 @@ class GaussianAdapter:
     lora_targets: Sequence[str] = ()
     t_range = (0.0, 1.0)
     checkpoint = None
+    vp = False
 
     def __init__(self, network: Mixture, device: torch.device, dtype: torch.dtype) -> None:
         self.network, self.device, self.dtype = network, device, dtype

@@ -21,6 +21,7 @@ class LatentAdapter:
 
     t_range = (0.0, 1.0)
     checkpoint = None
+    vp = False
     latent: LatentSpec
 
     def __init__(self, config: Any, pipeline: Any, network: Any, unit: int, side: int) -> None:

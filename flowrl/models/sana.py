@@ -70,7 +70,7 @@ class SanaAdapter(LatentAdapter):
         self._instruction = default if config.instruction else None
         self.pipeline_call: dict[str, Any] = {
             "height": self.size[0], "width": self.size[1], "max_sequence_length": config.max_sequence_length,
-            "guidance_scale": config.guidance, "negative_prompt": config.negative, "use_resolution_binning": False,
+            "guidance_scale": config.guidance, "use_resolution_binning": False,
             "complex_human_instruction": self._instruction,
         }  # fmt: skip
 

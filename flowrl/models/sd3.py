@@ -69,7 +69,7 @@ class SD3Adapter(LatentAdapter):
         super().__init__(config, pipeline, pipeline.transformer, unit, side)
         self.pipeline_call: dict[str, Any] = {
             "height": self.size[0], "width": self.size[1], "max_sequence_length": config.max_sequence_length,
-            "guidance_scale": config.guidance, "negative_prompt": config.negative,
+            "guidance_scale": config.guidance,
         }  # fmt: skip
 
     @torch.no_grad()

@@ -17,21 +17,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from flowrl_kernels.sde_step import kernel as sde_step
 from flowrl_kernels.shared_context import kernel, launch
 
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-OTHER = {"CONTEXT": "*i64", "MEMBERS": "*i64", "FIRST": "*i64", "MASK": "*i8", "LSE": "*fp32", "DELTA": "*fp32",
-         "scale": "fp32"}  # fmt: skip
+OTHER = {
+    **dict.fromkeys(("CONTEXT", "MEMBERS", "FIRST", "ROW"), "*i64"), "MASK": "*i8", "scale": "fp32",
+    **dict.fromkeys(("LSE", "DELTA", "PART", "G", "ACC", "DT", "PULL", "REST", "STD"), "*fp32"),
+}  # fmt: skip
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 
 def compiled(fn, element: str, tiles: dict[str, int], arch: int):
     """Of kernel `fn` as a launch of dense tensors specialises it."""
-    tiles = {"HAS_MASK": True, **tiles}
-    options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
+    options = {name: tiles.pop(name) for name in ("num_warps", "num_stages") if name in tiles}
     signature, aligned = {}, {}
     for i, name in enumerate(fn.arg_names):
-        kind = "constexpr" if name in tiles else OTHER.get(name, "i32" if name[0] in "sLH" else f"*{element}")
+        kind = "constexpr" if name in tiles else OTHER.get(name, "i32" if name[0] in "sLHn" else f"*{element}")
         signature[name] = kind
         if kind[0] == "*" or (re.fullmatch("s..", name) and name != "smb"):
             aligned[(i,)] = [["tt.divisibility", 16]]
@@ -51,8 +53,15 @@ def spilled(ptx: str) -> int:
 
 if __name__ == "__main__":
     arch, dtype = int(sys.argv[1]), getattr(torch, sys.argv[2])
-    for dim in map(int, sys.argv[3:]):
-        for fn in (kernel.forward_kernel, kernel.query_kernel, kernel.key_kernel):
-            made = compiled(fn, TYPES[dtype], launch.tiles_of(dtype, dim), arch)
-            asks = {"shared": made.metadata.shared, "spilled": spilled(made.asm["ptx"])}
-            print(json.dumps({"kernel": fn.__name__, "dim": dim, **asks}), flush=True)
+    attention = (kernel.forward_kernel, kernel.query_kernel, kernel.key_kernel)
+    asked = [
+        (fn, dim, {"HAS_MASK": True, **launch.tiles_of(dtype, dim)})
+        for dim in map(int, sys.argv[3:])
+        for fn in attention
+    ]
+    block = {"BLOCK": sde_step.BLOCK}
+    asked += [(sde_step.step_kernel, 0, {"DRAW": True, **block}), (sde_step.pull_kernel, 0, block)]
+    for fn, dim, tiles in asked:
+        made = compiled(fn, TYPES[dtype], dict(tiles), arch)
+        asks = {"shared": made.metadata.shared, "spilled": spilled(made.asm["ptx"])}
+        print(json.dumps({"kernel": fn.__name__, "dim": dim, **asks}), flush=True)

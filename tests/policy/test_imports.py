@@ -40,7 +40,7 @@ TABLE = {
         "torch",
     ),
     "flowrl.models": (
-        "flowrl.types flowrl.registry flowrl.draws flowrl.grids flowrl.zoo flowrl_kernels",
+        "flowrl.types flowrl.registry flowrl.draws flowrl.grids flowrl.flow flowrl.zoo flowrl_kernels",
         "torch diffusers transformers safetensors numpy PIL",
     ),
     "flowrl.daemon": ("", ""),
