@@ -52,4 +52,6 @@ class RandomSana(Sana):
             )  # fmt: skip
             scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=3.0)
             pipeline = SanaPipeline(tokenizer, text_encoder, vae, transformer, scheduler)
-        return SanaAdapter(self, pipeline.to(device, dtype))
+        for part in (text_encoder, transformer, vae):
+            torch.nn.Module.to(part, device, dtype)  # diffusers' own warns of a cast, whatever it is
+        return SanaAdapter(self, pipeline)

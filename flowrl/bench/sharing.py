@@ -4,8 +4,8 @@
     trimmed    the same without the positions that are padding in every prompt of a step
     shared     trimmed, stored and projected once a prompt
 
-The variants take turns, step by step. `ceiling` is the ratio of the FLOP that they count, which no time can beat by
-removing work alone.
+The variants take turns, step by step. `ceiling` is the ratio of the FLOP of their matrix products: what a network that
+did nothing else would gain. Norms and copies of repeated text are not in it, so a time may beat it.
 """
 
 from __future__ import annotations
