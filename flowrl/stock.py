@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,28 @@ def theirs(s: Session, pipeline: Any) -> Tensor:
     pipeline.scheduler = s.adapter.first_order()
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(s.accelerator.device)  # text encoders that live elsewhere, which it does not expect
-    autocast = s.policy.autocast
-    with torch.autocast(s.accelerator.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+    with _autocast(s, getattr(pipeline, s.adapter.export_name)):
         return pipeline(
             prompt=[p.text for p in s.prompts[:PROMPTS]], latents=_noise(s), output_type="latent",
             negative_prompt=[s.config.model.negative] * len(s.prompts[:PROMPTS]),
             num_inference_steps=s.config.sampler.steps, **s.adapter.pipeline_call,
         ).images.float()  # fmt: skip
+
+
+@contextmanager
+def _autocast(s: Session, network: Any) -> Iterator[None]:
+    """The network in the run's precision, and the network alone, as in training."""
+    if s.policy.autocast is None:
+        yield
+        return
+    stock, network.forward = (
+        network.forward,
+        torch.autocast(s.accelerator.device.type, s.policy.autocast)(network.forward),
+    )
+    try:
+        yield
+    finally:
+        network.forward = stock
 
 
 def fresh(s: Session) -> Any:

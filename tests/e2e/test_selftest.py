@@ -15,7 +15,7 @@ from flowrl.forwards import forwards
 from flowrl.plan import plan
 from flowrl.policy import Policy
 from flowrl.session import Session, start
-from tests.tiny import NFT, config
+from tests.tiny import NFT, config, tiny_sana, tiny_sd15
 
 RECIPES = {
     "tree, guidance, guard": (
@@ -37,6 +37,19 @@ def test_all_checks_hold(tiny, tmp_path, recipe, count):
     assert len(checks) == count and all(check.passed for check in checks), selftest.table(checks)
     assert selftest.table(checks).endswith(f"all {count} checks hold")
     assert {path.name for path in tmp_path.iterdir()} == {"prompts.txt", "brightness.py"}
+
+
+@pytest.mark.parametrize(
+    ("build", "model"),
+    [(tiny_sana, "name: sana, instruction: false, max_sequence_length: 12, guidance: 2.0"), (tiny_sd15, "name: sd15")],
+    ids=["sana", "sd15"],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_all_checks_hold_on_networks_that_share_their_text(tmp_path, build, model, precision):
+    folder = build(tmp_path / "model")
+    block = f"model={{{model}, path: {folder}, lora: {{rank: 4, alpha: 8}}}}"
+    checks = selftest.run(config(tmp_path / "run", folder, block, f"compute.precision={precision}"))
+    assert len(checks) == 9 and all(check.passed for check in checks), selftest.table(checks)
 
 
 @pytest.mark.parametrize("recipe", sorted(Path(flowrl.__file__).with_name("configs").glob("*/*.yaml")), ids=str)
